@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from keepgrad.errors import AuditError
+from keepgrad.errors import AuditError, LedgerError
 from keepgrad.ledger import Ledger
 from keepgrad.outcomes.episode import REASONS, outcome
 from keepgrad.records import Event, Generation, Score, Window
@@ -167,7 +167,12 @@ def _check_tokens(ledger: Ledger, rows: Sequence[Generation], problems: Problems
         return  # what cannot be read cannot be measured
     for at in range(0, len(rows), _CHUNK):
         part = {generation.id: generation for generation in rows[at : at + _CHUNK]}
-        for name, tokens in ledger.tokens(list(part)).items():
+        try:
+            kept_tokens = ledger.tokens(list(part))
+        except LedgerError as error:  # e.g. the row that names a segment is gone: a finding, not a fault of the audit
+            problems.add("", [str(error)])
+            continue
+        for name, tokens in kept_tokens.items():
             wanted = part[name].completion_tokens if part[name].consent == "code" else 0
             if not len(tokens.completion_ids) == len(tokens.logprobs) == wanted:
                 kept = f"{len(tokens.completion_ids)} ids and {len(tokens.logprobs)} log-probs"

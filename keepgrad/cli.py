@@ -160,6 +160,7 @@ def _cycle_status(a: argparse.Namespace) -> int:
 def _audit(a: argparse.Namespace) -> int:
     from keepgrad import audit
     from keepgrad.ledger import Ledger
+    from keepgrad.report import tables
     from keepgrad.reward import spec
 
     config = _config(a)
@@ -173,8 +174,7 @@ def _audit(a: argparse.Namespace) -> int:
     if a.json:
         _print_json(answer)
     else:
-        places = {"rewarded": report.rewarded, "pending": report.pending, "censored": report.censored, "excluded": report.excluded}
-        print(f"{report.generations} generations: " + ", ".join(f"{place} {_count(value)}" for place, value in places.items()))
+        print(f"{report.generations} generations: {tables.places(answer)}")
         for problem in report.problems:
             print(f"generation {problem['generation']}: {problem['problem']}")
         print("balanced" if report.balanced else f"NOT balanced: {len(report.problems)} problems")
@@ -250,13 +250,13 @@ def _suite(a: argparse.Namespace) -> int:
 
 
 def _report(a: argparse.Namespace) -> int:
-    from keepgrad import report
+    from keepgrad.report import write
 
-    built = report.build(a.folder)
+    built = write.build(a.folder)
     if a.json:
         _print_json(built)
     else:
-        report.show(built, a.folder)
+        write.show(built, a.folder)
     return 0
 
 
@@ -661,12 +661,6 @@ def _plain(value: Any) -> Any:
     import msgspec
 
     return msgspec.to_builtins(value, str_keys=True)
-
-
-def _count(value: int | dict[str, int]) -> str:
-    if isinstance(value, int):
-        return str(value)
-    return f"{sum(value.values())}" + (f" ({', '.join(f'{name} {count}' for name, count in sorted(value.items()))})" if value else "")
 
 
 def _positive_int(text: str) -> int:

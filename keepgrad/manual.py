@@ -1,10 +1,12 @@
-"""The manual that the program writes about itself: every configuration key and every command's help, as text for people.
+"""The manual that the program writes about itself: every configuration key, every command's help, the map of its files.
 
-docs/config.md and docs/cli.md are this module's output; a test compares them. `python -m keepgrad.manual` writes them anew.
+docs/config.md, docs/cli.md and the file map in README.md are this module's output; a test compares them. `python -m keepgrad.manual`, run
+in a clone, writes them anew.
 """
 
 import argparse
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +29,13 @@ _CLI_HEAD = """\
 Exit codes: 0 done; 1 the answer is no (audit not balanced, doctor found something missing); 2 it could not be done, and one sentence on
 standard error says why; 130 interrupted.
 """
+
+_MAP_COLUMN, _MAP_WORDS = 26, 110
+_BESIDE = {
+    "benchmarks/": "what costs how much, as programs",
+    "docs/": "configuration and command line, written by keepgrad/manual.py",
+    "tests/": "by part",
+}
 
 
 def meanings() -> dict[str, str]:
@@ -69,6 +78,46 @@ def cli_page() -> str:
     return "".join(parts)
 
 
+def file_map(root: Path) -> str:
+    """The tree of the package below `root`, one line per file with the first words of its docstring, then the folders beside it."""
+    lines = ["keepgrad/"]
+    package = root / "keepgrad"
+    files = [path.relative_to(package) for pattern in ("*.py", "*.toml") for path in package.rglob(pattern) if path.name != "__init__.py"]
+    folder = Path(".")
+    for file in sorted(files, key=lambda file: (file.parent.as_posix() if file.parent != Path(".") else "", file.name)):
+        if file.parent != folder:
+            folder = file.parent
+            lines.append(_mapped(f"  {folder.as_posix()}/", _first_words(package / folder / "__init__.py")))
+        depth = "  " * len(file.parts)
+        lines.append(_mapped(depth + file.name, _first_words(package / file)))
+    lines += [_mapped(name, what) for name, what in _BESIDE.items() if any((root / name).glob("*"))]
+    return "\n".join(lines) + "\n"
+
+
+def with_map(readme: str, root: Path) -> str:
+    """README text with its file map as `file_map` has it now."""
+    return re.sub(r"(## Files\n.*?```text\n).*?(```)", lambda found: found[1] + file_map(root) + found[2], readme, count=1, flags=re.DOTALL)
+
+
+def _mapped(name: str, what: str) -> str:
+    return f"{name:<{_MAP_COLUMN}}{what}".rstrip()
+
+
+def _first_words(path: Path) -> str:
+    """The first sentence, or a good part of it, of a module's docstring, or of a TOML file's first comment."""
+    if not path.exists():
+        return ""
+    text = path.read_text()
+    said = text.lstrip("# ").split("\n", 1)[0] if path.suffix == ".toml" else ast.get_docstring(ast.parse(text)) or ""
+    sentence = re.split(r"[;.](?:\s|$)", " ".join(said.split("\n\n")[0].split()), maxsplit=1)[0].replace("`", "")
+    if len(sentence) > _MAP_WORDS:
+        cut = max(sentence.rfind(mark, 0, _MAP_WORDS) for mark in (", ", ": ", " and "))
+        sentence = sentence[:cut]
+        if sentence.count("(") > sentence.count(")"):
+            sentence = sentence[: sentence.rindex("(")]
+    return sentence.rstrip(" ,:")
+
+
 def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
     yield parser
     for action in parser._actions:
@@ -89,11 +138,13 @@ def _field_texts(node: ast.ClassDef) -> dict[str, str]:
 
 
 def main() -> None:
-    """Write docs/ in the working folder."""
+    """Write docs/ and README's file map in the working folder."""
     folder = Path("docs")
     folder.mkdir(exist_ok=True)
     (folder / "config.md").write_text(config_page())
     (folder / "cli.md").write_text(cli_page())
+    readme = Path("README.md")
+    readme.write_text(with_map(readme.read_text(), Path(".")))
 
 
 if __name__ == "__main__":

@@ -123,6 +123,7 @@ def relative_change(
     clusters: Sequence[str],
     seed: int = 0,
     confidence: float = 0.95,
+    draws: int = DRAWS,
 ) -> Interval:
     """Relative change of a ratio of sums, paired: (a_num / a_den) / (b_num / b_den) - 1, with a cluster-bootstrap interval.
 
@@ -131,7 +132,7 @@ def relative_change(
     """
     sums = _paired_sums(before, after, clusters)
     estimate = float(_change_of(sums.sum(0)))
-    return percentile_interval(estimate, _change_of(cluster_resample(sums, seed=seed)), confidence)
+    return percentile_interval(estimate, _change_of(cluster_resample(sums, draws, seed)), confidence)
 
 
 def non_inferior(
@@ -142,6 +143,7 @@ def non_inferior(
     seed: int = 0,
     alpha: float = 0.05,
     higher_is_better: bool = True,
+    draws: int = DRAWS,
 ) -> NonInferiority:
     """Test that a ratio of sums lost less than `margin`, relatively (one-sided at `alpha`), by cluster bootstrap.
 
@@ -153,7 +155,7 @@ def non_inferior(
     if margin <= 0:
         raise ValueError(f"margin is {margin}: it must be above 0, for no sample proves a loss of exactly nothing")
     sums = _paired_sums(before, after, clusters)
-    values = _change_of(cluster_resample(sums, seed=seed))
+    values = _change_of(cluster_resample(sums, draws, seed))
     interval = percentile_interval(float(_change_of(sums.sum(0))), values, 1 - 2 * alpha)
     gain = values if higher_is_better else -values
     p = float((1 + np.count_nonzero(~(gain > -margin))) / (1 + len(values)))

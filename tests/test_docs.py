@@ -50,6 +50,8 @@ def commands(each: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
 def test_the_file_map_equals_the_tree() -> None:
     assert sorted(mapped() - tree()) == [], "in the map but not there"
     assert sorted(tree() - mapped()) == [], "there but not in the map"
+    readme = (ROOT / "README.md").read_text()
+    assert manual.with_map(readme, ROOT) == readme, "run: python -m keepgrad.manual"
 
 
 def test_every_key_has_a_meaning() -> None:

@@ -11,7 +11,6 @@ import pytest
 from rich.console import Console
 
 from keepgrad import config as configuration
-from keepgrad import report
 from keepgrad.config import Config
 from keepgrad.errors import ConfigError
 from keepgrad.ledger import Ledger
@@ -20,7 +19,7 @@ from keepgrad.policy import silence
 from keepgrad.policy.traffic import user_hash
 from keepgrad.records import Draft, Event, GateVerdict, Generation, Sampling, Tokens, Traffic, Version, Window, uuid7
 from keepgrad.release.suite import Context
-from keepgrad.report import facts, page, tables
+from keepgrad.report import facts, page, tables, write
 from keepgrad.reward import score as scoring
 from keepgrad.reward import spec as specs
 from keepgrad.simulate import evaluate
@@ -120,7 +119,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def built(folder: Path) -> dict[str, object]:
-    return report.build(folder)
+    return write.build(folder)
 
 
 def test_report_json_has_what_must_be_shown(folder: Path, built: dict[str, object]) -> None:
@@ -180,9 +179,9 @@ def test_the_page_stands_alone(folder: Path, built: dict[str, object]) -> None:
 
 
 def test_the_terminal_table_names_all_three_policies(folder: Path, built: dict[str, object], capsys: pytest.CaptureFixture[str]) -> None:
-    report.show(built, folder, Console(width=120))
+    write.show(built, folder, Console(width=120))
     printed = capsys.readouterr().out
-    for words in ("base, always shows", "confidence filter, no learning", "learned against filter", "books balanced", "report.html"):
+    for words in ("base (always shows)", "filter (no learning)", "learned against filter", "books balanced", "report.html"):
         assert words in printed
 
 
@@ -190,7 +189,7 @@ def test_a_moved_run_can_be_rebuilt(folder: Path, built: dict[str, object], tmp_
     moved = tmp_path / "elsewhere"
     folder.rename(moved)
     try:
-        assert report.build(moved)["heldout"] == built["heldout"]
+        assert write.build(moved)["heldout"] == built["heldout"]
     finally:
         moved.rename(folder)
 

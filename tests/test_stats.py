@@ -42,7 +42,7 @@ def test_relative_change_covers_the_truth_with_clustered_files() -> None:
     rng, names, covered = np.random.default_rng(1), _names(80), []
     for seed in range(200):
         b, ones, a, shown = _files(rng, 80, 1.3)
-        interval = stats.relative_change((b, ones), (a, shown), names, seed)
+        interval = stats.relative_change((b, ones), (a, shown), names, seed, draws=1000)
         covered.append(interval.low <= 0.3 <= interval.high)
     assert 0.91 < np.mean(covered) < 0.985
 
@@ -92,9 +92,9 @@ def test_non_inferiority_keeps_its_error_at_the_margin_and_finds_equals() -> Non
     at_margin, equal = [], []
     for seed in range(150):
         b, ones, a, shown = _files(rng, 150, 0.8)
-        at_margin.append(stats.non_inferior((b, ones), (a, shown), names, margin=0.2, seed=seed).passed)
+        at_margin.append(stats.non_inferior((b, ones), (a, shown), names, margin=0.2, seed=seed, draws=600).passed)
         b, ones, a, shown = _files(rng, 150, 1.25)
-        equal.append(stats.non_inferior((b, ones), (a, shown), names, margin=0.2, seed=seed).passed)
+        equal.append(stats.non_inferior((b, ones), (a, shown), names, margin=0.2, seed=seed, draws=600).passed)
     assert np.mean(at_margin) < 0.09
     assert np.mean(equal) > 0.9
 

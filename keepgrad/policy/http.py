@@ -27,7 +27,7 @@ def listen(host: str, port: int, key: str) -> socket.socket:
     """A listening TCP socket; `key` names the setting that chose the port. Raises ConfigError if it cannot be had."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # named, or asyncio leaves Nagle's delay on
     except (OSError, OverflowError) as error:
         raise ConfigError(f"cannot listen on {host} port {port} ({error}): set server.host to an address of this machine") from None
     try:

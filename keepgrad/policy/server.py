@@ -7,6 +7,8 @@ GET  /status     versions, rows under way, counts, and the model folder that is 
 """
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -71,7 +73,8 @@ async def status(request: _Request) -> dict[str, Any]:
 def create(config: Config) -> Litestar:
     """The app. Loads the model. Raises ModelError if there is none that can be used."""
     folder = model.resolve(config.model.path).absolute()
-    engine = Engine(config, Store(config.root))
+    # A process without its model thread is of no use: it ends, and whoever supervises it starts a new one.
+    engine = Engine(config, Store(config.root), on_broken=lambda: os.kill(os.getpid(), signal.SIGTERM))
 
     @asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:

@@ -14,6 +14,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from keepgrad.errors import VersionError
+
 FEATURES = (
     "first_max_logp",  # log-prob of the likeliest first token: a feature of the context alone, used for baseline buckets
     "first_entropy",  # nats
@@ -73,8 +75,14 @@ def always() -> Head:
 
 
 def from_bytes(data: bytes) -> Head:
-    """Inverse of `Head.to_bytes`."""
-    return msgspec.json.decode(data, type=Head)
+    """Inverse of `Head.to_bytes`. Raises VersionError if it is no head of this release."""
+    try:
+        head = msgspec.json.decode(data, type=Head)
+    except msgspec.MsgspecError as error:
+        raise VersionError(f"the version's silence head cannot be read ({error}): roll back to another version") from error
+    if len({len(head.mean), len(head.sd), len(head.w), len(FEATURES)}) > 1:
+        raise VersionError(f"the version's silence head is not for these {len(FEATURES)} features: train a new one from the base")
+    return head
 
 
 def features(prompt: str, text: str, logps: list[float], first_max_logp: float, first_entropy: float, finished: bool) -> list[float]:

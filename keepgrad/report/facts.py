@@ -107,8 +107,9 @@ def _cycles(ledger: Ledger) -> list[dict[str, Any]]:
 def _wall_s(steps: list[dict[str, Any]]) -> float:
     """Seconds from the first stage's begin to the last one's end, or of the stages alone if the ledger kept no moments."""
     moments = [step["at_ms"] for step in steps if step.get("at_ms")]
-    worked = sum(step["seconds"] for step in steps if step["finished"])
-    return round(max((max(moments) - min(moments)) / 1000 if len(moments) > 1 else 0.0, worked), 3)
+    worked: float = sum(step["seconds"] for step in steps if step["finished"])
+    spanned = (max(moments) - min(moments)) / 1000 if len(moments) > 1 else 0.0
+    return round(float(max(spanned, worked)), 3)
 
 
 def _overhead(cycles: list[dict[str, Any]]) -> float | None:

@@ -8,6 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from keepgrad.report.tables import DASH, change
+
 _DPI = 110
 _INK, _GRID, _BASE, _FILTER, _LEARNED, _ALARM = "#1f2933", "#d9dee3", "#9aa5b1", "#e0a030", "#1f78b4", "#c0392b"
 _STAGE_COLOURS = {
@@ -70,15 +72,18 @@ def _before_after(report: Mapping[str, Any]) -> Figure:
     heldout = report["heldout"]
     policies = [(name, key, colour) for name, key, colour in _policies() if heldout.get(key)]
     figure, axes = _figure(9.0, 3.3, columns=3)
-    numbers: tuple[tuple[str, str, float, Callable[[float], str]], ...] = (
-        ("Suggestions shown", "shown_rate", 100, lambda value: f"{value:.0f} %"),
-        ("Accept rate", "accept_rate", 100, lambda value: f"{value:.1f} %"),
-        ("Accepted characters per opportunity", "accepted_chars", 1, lambda value: f"{value:.2f}"),
+    numbers: tuple[tuple[str, str, str, float, Callable[[float], str]], ...] = (
+        ("Suggestions shown", "shown_rate", "shown", 100, lambda value: f"{value:.0f} %"),
+        ("Accept rate", "accept_rate", "accept_rate", 100, lambda value: f"{value:.1f} %"),
+        ("Accepted characters per opportunity", "accepted_chars", "accepted_chars", 1, lambda value: f"{value:.2f}"),
     )
-    for axis, (title, key, scale, form) in zip(axes, numbers, strict=True):
+    changes = {"filter": heldout.get("filter", {}), "after": heldout}
+    for axis, (title, key, metric, scale, form) in zip(axes, numbers, strict=True):
         values = [(heldout[policy].get(key) or 0.0) * scale for _, policy, _ in policies]
-        bars = axis.bar([name for name, _, _ in policies], values, color=[colour for _, _, colour in policies], width=0.62)
+        bars = axis.bar([name for name, _, _ in policies], values, color=[colour for _, _, colour in policies], width=0.8)
         axis.bar_label(bars, labels=[form(value) for value in values], color=_INK, padding=2, fontsize=10)
+        inside = [change(changes.get(policy, {}), metric).replace(" [", "\n[") for _, policy, _ in policies]
+        axis.bar_label(bars, labels=["" if text == DASH else text for text in inside], label_type="center", color="white", fontsize=8.5)
         axis.set_title(title, fontsize=10.5, color=_INK)
         axis.set_ylim(0, max(values, default=0) * 1.18 or 1)
         axis.set_yticks([])
@@ -99,7 +104,9 @@ def _per_cycle(cycles: Sequence[Mapping[str, Any]], key: str, title: str, scale:
         if not points:
             continue
         xs, ys = [n + shift for n, _ in points], [values[key] * scale for _, values in points]
-        axis.plot(xs, ys, "o-", color=colour, label=label, linewidth=1.8, markersize=5)
+        # The holdback is a few users: points without a line, so that nobody reads a trend into them.
+        style = "o-" if arm == "incumbent" else "o"
+        axis.plot(xs, ys, style, color=colour, label=label, linewidth=1.8, markersize=5, fillstyle="full" if arm == "incumbent" else "none")
         for x, (_, values) in zip(xs, points, strict=True):
             low, high = values.get(f"{key}_ci") or (None, None)
             if low is not None and high is not None:

@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-_POLICIES = (("before", "base, always shows"), ("filter", "confidence filter, no learning"), ("after", "learned"))
+_POLICIES = (("before", "base (always shows)"), ("filter", "filter (no learning)"), ("after", "learned"))
 _STAGES = ("collect", "score", "audit", "train", "gate", "canary", "settle")
 _SECTIONS = (("heldout", "Held-out files"), ("projects", "Projects never trained on"))
 _COMPARISONS = {
     "filter": "filter against base",
     "over_filter": "learned against filter",
-    "text_gain": "text alone: learned text against base text",
-    "silence_gain": "silence alone: base text under the learned head",
+    "text_gain": "its text alone",
+    "silence_gain": "its silence alone",
 }
 DASH = "-"
 
@@ -98,10 +98,10 @@ def _compare(section: Mapping[str, Any], title: str) -> Table:
     for key, values in section.items():
         if isinstance(values, Mapping) and "accept_rate_change" in values:
             rows.append([_comparison(key), *(change(values, metric) for metric in ("shown", "accept_rate", "accepted_chars"))])
-    note = f"{section.get('opportunities', 0)} opportunities; changes are relative, with 95 % intervals"
+    note = f"{section.get('opportunities', 0)} opportunities; accepted chars are per opportunity; changes are relative, with 95 % intervals"
     if section.get("clusters"):
         note += f" over {section['clusters']} files"
-    return Table(title, ("", "shown", "accept rate", "accepted chars per opportunity"), rows, note)
+    return Table(title, ("", "shown", "accept rate", "accepted chars"), rows, note)
 
 
 def _comparison(key: str) -> str:

@@ -29,12 +29,13 @@ import httpx
 import msgspec
 from rich.console import Console
 
-from keepgrad import __version__, config, report
+from keepgrad import __version__, config
 from keepgrad.config import Config
 from keepgrad.doctor import require_disk
 from keepgrad.errors import ConfigError, KeepgradError
 from keepgrad.ledger import Ledger
 from keepgrad.policy.client import EngineClient
+from keepgrad.report import write
 from keepgrad.report.facts import DATA, EVALUATION, RUN, SETTINGS
 from keepgrad.simulate.evaluate import evaluate
 from keepgrad.simulate.progress import Progress, look
@@ -96,8 +97,8 @@ def run(options: Options, console: Console | None = None) -> dict[str, Any]:
         settings = _settle(options, folder, out)
         record = _loop(options, settings, folder, out)
     _write(folder / RUN, json.dumps(record, indent=2))
-    built = report.build(folder)
-    report.show(built, folder, out)
+    built = write.build(folder)
+    write.show(built, folder, out)
     return built
 
 
@@ -227,12 +228,10 @@ def _init(options: Options, folder: Path) -> dict[str, Any]:
 
 
 def _start(settings: Config, options: Options, sizes: Sizes, folder: Path, supervisor: Supervisor) -> None:
-    for name, command, port, path in (
-        ("engine", ["engine"], settings.server.engine_port, "/status"),
-        ("gateway", ["serve"], settings.server.port, "/healthz"),
-    ):
-        supervisor.start(_part(name, lambda command=command: command, folder, keep=True))
-        _wait_ready(supervisor, name, f"http://127.0.0.1:{port}{path}")
+    supervisor.start(_part("engine", lambda: ["engine"], folder, keep=True))
+    _wait_ready(supervisor, "engine", f"http://127.0.0.1:{settings.server.engine_port}/status")
+    supervisor.start(_part("gateway", lambda: ["serve"], folder, keep=True))
+    _wait_ready(supervisor, "gateway", f"http://127.0.0.1:{settings.server.port}/healthz")
     fleet = ["simulate", "--keys", str(folder / KEYS), "--seed", str(options.seed), "--concurrency", str(sizes.concurrency)]
     supervisor.start(_part("developers", lambda: fleet, folder, keep=True))
 

@@ -80,7 +80,8 @@ async def evaluate(config: Config, engine: EngineClient, base: str, final: str, 
     head = silence.from_bytes((store.path(final) / "silence.json").read_bytes())
     sampling = Sampling(temperature=config.model.temperature, max_tokens=config.model.max_tokens, explore=False)
     result = {}
-    for split, count in (("heldout", heldout), ("projects", projects)):
+    sizes: tuple[tuple[corpus.Split, int], ...] = (("heldout", heldout), ("projects", projects))
+    for split, count in sizes:
         contexts = suite.cut(corpus.files(split), count, seed)
         drafts = await suite.draft(engine, prompter, contexts, [base, final], sampling, seed, context_tokens=config.model.context_tokens)
         result[split] = compare(contexts, drafts[base], drafts[final], head, seed)

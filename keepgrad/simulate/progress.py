@@ -42,7 +42,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Something worth a line of its own."""
-        self._console.print(f"{_clock(time.monotonic() - self._began_s)}  {text}", highlight=False, markup=False)
+        self._console.print(f"{_clock(time.monotonic() - self._began_s)}  {text}", highlight=False, markup=False, soft_wrap=True)
 
     def doing(self, text: str) -> None:
         """What goes on outside of cycles."""
@@ -96,7 +96,7 @@ class Progress:
         to_deadline = max(0.0, self._deadline_s - time.monotonic())
         if not done:
             return to_deadline
-        each = self._now["cycles_s"] / done
+        each = float(self._now["cycles_s"]) / done
         return min(to_deadline, each * max(self._cycles - done - 0.5, 0.0) + self._after_s)
 
 

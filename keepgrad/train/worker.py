@@ -130,8 +130,8 @@ class Worker:
         cache = DynamicCache()
         with torch.no_grad(), model.disable_adapter(), self._autocast():
             mask = rows.context_mask[first]
-            positions = (mask.cumsum(1) - 1).clamp(min=0)
-            model(input_ids=rows.context[first], attention_mask=mask, position_ids=positions, cache=cache, use_cache=True, logits_to_keep=1)
+            positions, last = (mask.cumsum(1) - 1).clamp(min=0), torch.tensor([mask.shape[1] - 1])
+            model(input_ids=rows.context[first], attention_mask=mask, position_ids=positions, cache=cache, use_cache=True, logits_to_keep=last)
         cache.batch_select_indices(torch.tensor([owners.index(sample) for sample in rows.samples]))
         full = torch.cat([rows.context_mask, rows.learned.long()], 1)
         positions = (full.cumsum(1) - 1).clamp(min=0)[:, -rows.inputs.shape[1] :]

@@ -163,7 +163,7 @@ def process(place: Site, command: str, log: Path) -> Iterator[subprocess.Popen[b
         child.wait(30)
 
 
-def wait_for(url: str, child: subprocess.Popen[bytes], log: Path, patience_s: float = 60.0) -> None:
+def wait_for(url: str, child: subprocess.Popen[bytes], log: Path, patience_s: float = 180.0) -> None:
     """Until the URL answers 200."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
