@@ -7,6 +7,7 @@ import argparse
 import errno
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -109,7 +110,13 @@ def _init(a: argparse.Namespace) -> int:
     return 0
 
 
+def _share_cores() -> None:
+    """Let torch's idle threads sleep soon instead of spinning: engine and training share this machine's cores. Before torch is imported."""
+    os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+
+
 def _engine(a: argparse.Namespace) -> int:
+    _share_cores()
     from keepgrad.policy import server
 
     server.main(_config(a))
@@ -135,12 +142,14 @@ def _simulate(a: argparse.Namespace) -> int:
 
 
 def _cycle_run(a: argparse.Namespace) -> int:
+    _share_cores()
     from keepgrad import cycle
 
     return _cycles_done(cycle.run(_config(a), a.cycles, minutes=a.minutes), a.json)
 
 
 def _cycle_resume(a: argparse.Namespace) -> int:
+    _share_cores()
     from keepgrad import cycle
 
     return _cycles_done(cycle.resume(_config(a)), a.json)
@@ -345,7 +354,7 @@ before and after, plots, and report.html. Interrupt it at any time; nothing is l
     demo.add_argument(
         "--cycles", type=_positive_int, default=6, metavar="N", help="most cycles; fewer if the time is short (default: %(default)s)"
     )
-    demo.add_argument("--developers", type=_positive_int, default=24, metavar="N", help="simulated developers (default: %(default)s)")
+    demo.add_argument("--developers", type=_positive_int, default=48, metavar="N", help="simulated developers (default: %(default)s)")
     demo.add_argument("--model", default="", metavar="PATH", help="model folder or hub name instead of the default model")
     demo.add_argument("--tiny", action="store_true", help="a tiny random model and small sizes: shows that the parts fit, learns nothing")
 

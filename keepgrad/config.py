@@ -78,7 +78,7 @@ class Train(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Weight of the policy-gradient term."""
     kl_weight: float = 0.0
     """Weight of k2 to the base, as a loss."""
-    coverage: float = 0.75
+    coverage: float = 0.72
     """The silence head may not silence more than 1 minus this share of drafts."""
     explore: float = 0.1
     """Least probability with which a draft is shown on exploring traffic."""

@@ -225,6 +225,7 @@ class Loop:
             self._clear_canary(f"{name}: no cycle in progress owned it")
             first = max((window.last_seq for window in self.ledger.windows()), default=0) + 1
             last = self._fill(first, budget)
+            self.ledger.start_stage(name, "mature")  # for whoever watches: the window is full, only its outcomes are waited for
             self._mature([generation for _, generation in self.ledger.generations(first, last)], budget)
             window = Window(id=f"w-{name[2:]}", first_seq=first, last_seq=last, closed_ms=_now_ms())
             self.ledger.put_window(window)

@@ -40,7 +40,7 @@ class Place:
 class Clients(threading.Thread):
     """Eight users of the gateway, each with a clock of its own, who see, take or reject what they get, until told to stop."""
 
-    def __init__(self, place: Site, headers: list[dict[str, str]], pause_s: float = 0.05) -> None:
+    def __init__(self, place: Site, headers: list[dict[str, str]], pause_s: float = 0.1) -> None:
         super().__init__(daemon=True)
         self._url, self._headers, self._pause_s = f"http://127.0.0.1:{place.config.server.port}", headers, pause_s
         self._done = threading.Event()
@@ -57,7 +57,7 @@ class Clients(threading.Thread):
         self.join(30)
 
     async def _all(self) -> None:
-        async with httpx.AsyncClient(base_url=self._url, timeout=30, trust_env=False) as http:
+        async with httpx.AsyncClient(base_url=self._url, timeout=300, trust_env=False) as http:
             await asyncio.gather(*(self._one(http, number) for number in range(len(self._headers))))
 
     async def _one(self, http: httpx.AsyncClient, number: int) -> None:
@@ -71,7 +71,7 @@ class Clients(threading.Thread):
             answer = await http.post("/v1/keepgrad/tab", json=body, headers=self._headers[number])
             if answer.status_code != 200:
                 self.refused.append(answer.text)
-                continue
+                return
             self.served += 1
             if answer.json()["verdict"] == "show":
                 await self._report(http, answer.json(), clock, chance.random(), number)

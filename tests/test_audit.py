@@ -1,6 +1,7 @@
 """P1 on a real ledger: books balance through any interleaving, replay gives the same rewards, and what is taken away by force is named."""
 
 import json
+import os
 import random
 import sqlite3
 import subprocess
@@ -350,14 +351,20 @@ def test_a_segment_that_the_ledger_no_longer_names_is_found(tmp_path: Path) -> N
     assert not report.balanced and "segment 1" in report.problems[0]["problem"]
 
 
+def _command(folder: Path) -> subprocess.CompletedProcess[str]:
+    """`keepgrad audit --json` in a process of its own, in that folder."""
+    command = [sys.executable, "-m", "keepgrad", "audit", "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
 def test_the_command_says_so_and_exits_1(tmp_path: Path) -> None:
     _scored_ledger(tmp_path / "data")
     (tmp_path / "keepgrad.toml").write_text(f"[server]\ndata = {json.dumps(str(tmp_path / 'data'))}\n")
-    command = [sys.executable, "-m", "keepgrad", "audit", "--json"]
-    fine = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    fine = _command(tmp_path)
     assert fine.returncode == 0, fine.stderr
     assert json.loads(fine.stdout)["balanced"] is True
     _force(tmp_path / "data", "generations", "id = 'g-5'")
-    broken = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    broken = _command(tmp_path)
     assert broken.returncode == 1
     assert [problem["generation"] for problem in json.loads(broken.stdout)["problems"]] == ["g-5"]

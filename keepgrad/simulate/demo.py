@@ -44,7 +44,7 @@ from keepgrad.simulate.supervise import Part, Supervisor
 KEYS = "developers.json"
 _ORG = "demo"
 _POLL_S = 0.5
-_READY_S = 180.0
+_READY_S = 300.0
 _HELDOUT, _PROJECTS = 1200, 600
 """Places that the evaluation asks, each under two versions."""
 _EVALUATE_S = 240.0
@@ -63,7 +63,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     minutes: float = 15.0
     seed: int = 0
     cycles: int = 6
-    developers: int = 24
+    developers: int = 48
     model: str = ""
     tiny: bool = False
     base: Config = Config()
@@ -72,7 +72,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 class Sizes(msgspec.Struct, frozen=True):
     """What differs between a real and a tiny run. Made by `_sizes`, eaten here.
 
-    >>> Sizes(heldout=1200, projects=600, evaluate_s=240.0, concurrency=16)
+    >>> Sizes(heldout=1200, projects=600, evaluate_s=240.0, concurrency=48)
     """
 
     heldout: int
@@ -124,7 +124,6 @@ def _loop(options: Options, settings: Config, folder: Path, out: Console) -> dic
             _write(folder / EVALUATION, json.dumps(answer, indent=2))
             progress.doing("stopping the engine, writing the report")
     finally:
-        restarts = {part.name: part.restarts for part in supervisor.parts.values() if part.restarts}
         supervisor.stop_all()
     return {
         "keepgrad": __version__,
@@ -137,7 +136,7 @@ def _loop(options: Options, settings: Config, folder: Path, out: Console) -> dic
         "final": final,
         "seconds": round(time.monotonic() - began_s, 1),
         "seconds_by_phase": {name: round(value, 1) for name, value in seconds.items()},
-        "restarts": restarts,
+        "restarts": dict(supervisor.restarts),
         "peak_memory_gib": supervisor.peak_gib,
         "cores": os.cpu_count(),
     }
@@ -199,7 +198,7 @@ def _configuration(options: Options, folder: Path, model: str) -> Config:
 def _sizes(options: Options) -> Sizes:
     if options.tiny:
         return Sizes(heldout=64, projects=32, evaluate_s=20.0, concurrency=8)
-    return Sizes(heldout=_HELDOUT, projects=_PROJECTS, evaluate_s=_EVALUATE_S, concurrency=16)
+    return Sizes(heldout=_HELDOUT, projects=_PROJECTS, evaluate_s=_EVALUATE_S, concurrency=48)
 
 
 def _free_ports(count: int) -> list[int]:

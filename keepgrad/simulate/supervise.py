@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -29,7 +30,6 @@ class Part:
         self.name, self.command, self.log, self.keep = name, command, log, keep
         self.process: subprocess.Popen[bytes] | None = None
         self.done = False
-        self.restarts = 0
         self._started_s = 0.0
         self._quick = 0
 
@@ -60,7 +60,6 @@ class Part:
         self._quick = self._quick + 1 if time.monotonic() - self._started_s < _QUICK_S else 1
         if self._quick >= _QUICK_DEATHS:
             raise KeepgradError(f"the {self.name} does not stay up ({_last_words(self.log, code)}): see {self.log}")
-        self.restarts += 1
         self.start()
         return True
 
@@ -82,6 +81,7 @@ class Supervisor:
     def __init__(self) -> None:
         self.parts: dict[str, Part] = {}
         self.peak_bytes = 0
+        self.restarts: Counter[str] = Counter()
 
     def start(self, part: Part) -> None:
         """Start a part and watch it from now on."""
@@ -91,7 +91,9 @@ class Supervisor:
     def watch(self) -> list[str]:
         """Look after all parts once; the names of those that had to be started again. Raises KeepgradError if one has died for good."""
         self.measure()
-        return [part.name for part in list(self.parts.values()) if part.watch()]
+        again = [part.name for part in list(self.parts.values()) if part.watch()]
+        self.restarts.update(again)
+        return again
 
     def stop(self, name: str) -> None:
         """Stop one part and watch it no more."""

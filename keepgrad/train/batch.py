@@ -65,7 +65,7 @@ def minibatches(samples: Sequence[Sample], size: int, seed: int) -> list[list[in
 
 def rows(samples: Sequence[Sample], chosen: Sequence[int], settled_weight: float, policy_weight: float, most: int) -> Iterator[Rows]:
     """Micro-batches of at most `most` samples, alike in length, so that little is padding. A silent sample has no draft row."""
-    order = sorted(chosen, key=lambda i: (len(samples[i].prompt_ids), len(samples[i].completion_ids)))
+    order = sorted(chosen, key=lambda i: max(len(samples[i].completion_ids), len(samples[i].settled_ids)))
     for at in range(0, len(order), most):
         plan = []
         for index in order[at : at + most]:

@@ -17,9 +17,9 @@ import pytest
 from keepgrad.ledger import Ledger, segments
 from tests.ledgers import event, generation, key_of, score, tokens, traffic, version
 
-KILLS = 16
+KILLS = 15
 BATCH = 6
-SPAN = 100_000
+SPAN = BATCH * 10_000
 """Numbers of one process; step k of process r has the BATCH numbers from r * SPAN + k * BATCH."""
 
 
@@ -55,9 +55,9 @@ def write_on(root: str, process: int, repeat: tuple[int, int] | None, pipe: Conn
 
 def run_and_kill(root: Path, process: int, repeat: tuple[int, int] | None, after_s: float) -> list[tuple[int, int]]:
     """Let a process write until some time after its first acknowledgement, kill it, and return the steps it acknowledged."""
-    # A clean process, forked from a server that has the imports done and no ledger open.
+    # A clean process, forked from a server that has done the slow imports (pyarrow takes pandas if it is there) and has no ledger open.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.crash.test_ledger"])
+    context.set_forkserver_preload(["pandas", "pyarrow.parquet", "pytest", "sqlalchemy.dialects.sqlite.pysqlite"])
     ours, theirs = context.Pipe(duplex=False)
     child = context.Process(target=write_on, args=(str(root), process, repeat, theirs))
     child.start()

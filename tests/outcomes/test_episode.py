@@ -94,6 +94,8 @@ def test_never_drawn() -> None:
     assert at([], 4.9).reason == "waiting"
     assert (at([], 5.1).state, at([], 5.1).reason) == ("censored", "closed")
     assert at([event("not_drawn"), event("accepted"), QUIET], 1).end == "accepted"
+    for minutes in (0.1, 9):  # a client that says both, and no end: the clock running out makes it no failure of the suggestion
+        assert at([SHOWN, event("not_drawn")], minutes).end == "not_drawn"
 
 
 def test_a_lost_shown_event_is_made_good_by_what_proves_it() -> None:
