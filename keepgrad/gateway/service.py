@@ -260,6 +260,7 @@ def _record(
         client_ms=request.at_ms,
         created_ms=created_ms,
         latency_ms=latency_ms,
+        healed=prompt.healed,
     )
     if not code:
         return generation, Tokens(name, [], [], [], [])
