@@ -52,6 +52,7 @@ class Gateway:
     def __init__(self, config: Config, ledger: Ledger, engine: EngineClient, writer: Writer, meters: Meters, folder: Path | None) -> None:
         self._config, self._ledger, self._engine, self._writer, self._meters = config, ledger, engine, writer, meters
         self._prompter = Prompter(folder) if folder else None
+        self._meeting = asyncio.Lock()
         self._sampling = Sampling(temperature=config.model.temperature, max_tokens=config.model.max_tokens, explore=True)
         self._running: dict[str, tuple[str, TabRequest, asyncio.Task[TabResponse]]] = {}
         self._leases: OrderedDict[tuple[str, str, str], Lease] = OrderedDict()
@@ -136,11 +137,12 @@ class Gateway:
 
     async def _meet(self) -> Prompter:
         """Learn from the engine which model it serves; its tokenizer is ours."""
-        status = await self._engine.status()
-        folder = status.get("folder")
-        if not isinstance(folder, str):
-            raise EngineError("the engine does not say which model folder it serves: start an engine of this release")
-        self._prompter = Prompter(Path(folder))
+        async with self._meeting:  # the first requests come together; one of them reads the tokenizer for all
+            if self._prompter is None:
+                folder = (await self._engine.status()).get("folder")
+                if not isinstance(folder, str):
+                    raise EngineError("the engine does not say which model folder it serves: start an engine of this release")
+                self._prompter = Prompter(Path(folder))
         return self._prompter
 
     async def _again(self, key: Key, request: TabRequest, stored: Generation, prompt: Prompt) -> TabResponse:

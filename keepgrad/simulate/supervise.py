@@ -126,7 +126,12 @@ class Supervisor:
 
 def _environment() -> dict[str, str]:
     """Our own, with what makes logs readable while they are written and tokenizers quiet about forks."""
-    return {**os.environ, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+    ours = {
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "MALLOC_ARENA_MAX": "2",  # glibc gives each thread an arena of its own, and never gives it back
+    }
+    return {**os.environ, **ours}
 
 
 def _last_words(log: Path, code: int) -> str:

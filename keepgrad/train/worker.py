@@ -29,7 +29,7 @@ from keepgrad.train.head import fit_head
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 FROM_LAST = "from_last"
 OPTIMIZER = "optimizer.safetensors"
-_MICRO = 16
+_MICRO = 12
 
 Progress = Callable[[int, int], None]
 
