@@ -13,9 +13,7 @@ import msgspec
 Verdict = Literal["show", "silent"]
 Arm = Literal["incumbent", "canary", "holdback"]
 Place = Literal["rewarded", "pending", "censored", "excluded"]
-EventKind = Literal[
-    "shown", "accepted", "partial", "typed_through", "rejected", "ignored", "not_drawn", "settled", "survival", "closed"
-]
+EventKind = Literal["shown", "accepted", "partial", "typed_through", "rejected", "ignored", "not_drawn", "settled", "survival", "closed"]
 
 _uuid_lock = threading.Lock()
 _uuid_last = [0, 0]

@@ -1,8 +1,8 @@
 """The embedded engine: continuous batching of Tab drafts with transformers, exact behaviour log-probs, versions side by side as adapters.
 
-One thread owns the model. Between two decoding steps it admits waiting requests, loads and unloads versions, and drops finished rows, so a swap
-never refuses a request. A version adapted `from last` computes its prompt up to the last token with the base's weights: that KV is the base's,
-shared by all versions asked in one request; adapters act from the last prompt token on.
+One thread owns the model. Between two decoding steps it admits waiting requests, loads and unloads versions, and drops finished rows, so
+a swap never refuses a request. A version adapted `from last` computes its prompt up to the last token with the base's weights: that KV is
+the base's, shared by all versions asked in one request; adapters act from the last prompt token on.
 
 Shapes: R rows (one per request and version), T positions, V vocabulary.
 """

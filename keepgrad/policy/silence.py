@@ -1,4 +1,4 @@
-"""Silence as an action: after the draft, a small head of the version turns features of draft and context into the probability of showing it.
+"""Silence as an action: after the draft, a small head turns features of draft and context into the probability of showing it.
 
 show | draft  ~  Bernoulli(e + (1 - e) * sigmoid(z)),   z = scale * (w . (f - mean) / sd + b)
 

@@ -31,7 +31,7 @@ class Rows(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """Whole sequences packed into one row [1, L] with a block-diagonal causal mask; `where` [N] the positions whose next token is learned."""
+    """Whole sequences packed into one row [1, L] with a block-diagonal causal mask; `where` [N]: positions whose next token is learned."""
 
     ids: torch.Tensor
     positions: torch.Tensor
@@ -99,9 +99,7 @@ def _rows(samples: Sequence[Sample], plan: Sequence[tuple[int, list[int], bool]]
             advantage[at, :n] = torch.tensor(sample.advantages[:-1])
     flags = torch.tensor([settled for _, _, settled in plan])
     weight = torch.tensor([samples[index].weight for index, _, _ in plan])
-    return Rows(
-        context, context_mask, inputs, targets, learned, behaviour, advantage, flags, weight, [index for index, _, _ in plan]
-    )
+    return Rows(context, context_mask, inputs, targets, learned, behaviour, advantage, flags, weight, [index for index, _, _ in plan])
 
 
 def pack(batch: Rows) -> Packed:

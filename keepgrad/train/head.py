@@ -2,11 +2,12 @@
 
 Maximise  sum_i w_i |r_i| / p_i * log sigma(sign(r_i) z_i)  -  prior/2 |theta - theta_parent|^2   over theta = (w, b) of z = w . f + b.
 
-The reward of silence is 0, so showing is right exactly where E[r | f] > 0, and that is where the maximum puts z > 0: reward-weighted regression
-(Dayan & Hinton 1997, Peters & Schaal 2007) with the mirrored action for negative rewards. p_i is the recorded probability of showing, so what the
-behaviour version kept silent more often than not counts for more where it was shown. A few scalars and a convex objective: it cannot collapse.
-The prior is the parent's head, so windows add up. Last, b is raised until the share `coverage` of this window's drafts would be shown: where few
-drafts are worth tau the reward alone would silence nearly everything, and teams want a stated frequency.
+The reward of silence is 0, so showing is right exactly where E[r | f] > 0, and that is where the maximum puts z > 0: reward-weighted
+regression (Dayan & Hinton 1997, Peters & Schaal 2007) with the mirrored action for negative rewards. p_i is the recorded probability of
+showing, so what the behaviour version kept silent more often than not counts for more where it was shown. A few scalars and a convex
+objective: it cannot collapse. The prior is the parent's head, so windows add up. Last, b is raised until the share `coverage` of this
+window's drafts would be shown: where few drafts are worth tau the reward alone would silence nearly everything, and teams want a stated
+frequency.
 """
 
 from collections.abc import Sequence
@@ -43,7 +44,12 @@ def fit_head(parent: Head, samples: Sequence[Sample], coverage: float, explore: 
     z = ((everything - mean) / sd) @ theta[:-1] + theta[-1]
     cut = float(np.quantile(z, 1 - coverage))
     return Head(
-        mean=mean.tolist(), sd=sd.tolist(), w=theta[:-1].tolist(), b=float(theta[-1] + max(0.0, -cut)), prior_b=float(theta[-1]), scale=_SCALE
+        mean=mean.tolist(),
+        sd=sd.tolist(),
+        w=theta[:-1].tolist(),
+        b=float(theta[-1] + max(0.0, -cut)),
+        prior_b=float(theta[-1]),
+        scale=_SCALE,
     )
 
 

@@ -17,13 +17,19 @@ class Policy(NamedTuple):
 
 
 def policy_gradient(
-    logp: torch.Tensor, behaviour: torch.Tensor, advantage: torch.Tensor, mask: torch.Tensor, weight: torch.Tensor, cap: float, tokens: float
+    logp: torch.Tensor,
+    behaviour: torch.Tensor,
+    advantage: torch.Tensor,
+    mask: torch.Tensor,
+    weight: torch.Tensor,
+    cap: float,
+    tokens: float,
 ) -> Policy:
     """Token-level REINFORCE with a truncated importance ratio (Ionides 2008; Williams 1992).
 
     L = -1/N  sum_i w_i sum_t  sg[min(rho_it, cap)] * A_it * log pi(a_it),    rho_it = pi(a_it) / mu(a_it)
 
-    mu is the recorded behaviour probability, sg stops the gradient, N = `tokens` is the number of sampled tokens of the whole minibatch (so that
+    mu is the recorded behaviour probability, sg stops the gradient, N = `tokens` counts the sampled tokens of the whole minibatch (so that
     micro-batches add up). On policy (rho = 1) the gradient is that of the plain policy gradient; nothing is divided by a deviation.
     """
     log_ratio = (logp.detach() - behaviour)[mask]
@@ -42,5 +48,3 @@ def distillation(logp: torch.Tensor, mask: torch.Tensor, weight: torch.Tensor, t
 def kl_to_base(logp: torch.Tensor, base: torch.Tensor, mask: torch.Tensor, tokens: float) -> torch.Tensor:
     """k2 as a loss (Schulman 2020): 1/N sum 1/2 (log pi - log pi_base)^2; its gradient is that of KL(pi || pi_base) on policy."""
     return 0.5 * ((logp - base).square() * mask).sum() / tokens
-
-

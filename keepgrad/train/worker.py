@@ -76,7 +76,9 @@ class Worker:
             optimizer.zero_grad(set_to_none=True)
             loss = self._accumulate(model, samples, parts[step], meter)
             if not torch.isfinite(torch.tensor(loss)):
-                raise TrainError(f"the loss of minibatch {step + 1} of {len(parts)} in {window} is {loss}: lower [train] lr; {parent} still serves")
+                raise TrainError(
+                    f"the loss of minibatch {step + 1} of {len(parts)} in {window} is {loss}: lower [train] lr; {parent} still serves"
+                )
             torch.nn.utils.clip_grad_norm_(parameters, train.clip)
             optimizer.step()
             self._checkpoint(scratch, step + 1, model, optimizer, names, meter)
@@ -112,7 +114,7 @@ class Worker:
         return total
 
     def _logps(self, model: Any, rows: batching.Rows) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-prob of each target [R, T], drafts at the temperature they were sampled with and settled lines at 1, and the entropy [R, T]."""
+        """Log-prob of each target [R, T] and entropy [R, T]: drafts at the temperature they were sampled with, settled lines at 1."""
         logits = self._from_last(model, rows) if self._config.train.adapt_from == "last" else self._packed(model, rows)
         heat = torch.where(rows.settled, 1.0, self._config.model.temperature)[:, None].expand(rows.learned.shape)[rows.learned]
         warm = torch.log_softmax(logits.float() / heat[:, None], -1)
@@ -131,7 +133,9 @@ class Worker:
         with torch.no_grad(), model.disable_adapter(), self._autocast():
             mask = rows.context_mask[first]
             positions, last = (mask.cumsum(1) - 1).clamp(min=0), torch.tensor([mask.shape[1] - 1])
-            model(input_ids=rows.context[first], attention_mask=mask, position_ids=positions, cache=cache, use_cache=True, logits_to_keep=last)
+            model(
+                input_ids=rows.context[first], attention_mask=mask, position_ids=positions, cache=cache, use_cache=True, logits_to_keep=last
+            )
         cache.batch_select_indices(torch.tensor([owners.index(sample) for sample in rows.samples]))
         full = torch.cat([rows.context_mask, rows.learned.long()], 1)
         positions = (full.cumsum(1) - 1).clamp(min=0)[:, -rows.inputs.shape[1] :]

@@ -16,7 +16,12 @@ from keepgrad.policy.versions import Store
 from keepgrad.records import Draft, EngineRequest, Sample, Sampling, Version
 from keepgrad.train.worker import Worker
 
-PREFIXES = ["import os\n\n\ndef walk(path):\n    ", "class A:\n    def __init__(self, name):\n        self.name = ", "x = [", "for i in range(10):\n    "]
+PREFIXES = [
+    "import os\n\n\ndef walk(path):\n    ",
+    "class A:\n    def __init__(self, name):\n        self.name = ",
+    "x = [",
+    "for i in range(10):\n    ",
+]
 
 
 def make(folder: Path, **train: object) -> tuple[Config, Store, Version]:
@@ -53,9 +58,19 @@ def samples(engine: Engine, version: str, count: int = 8) -> list[Sample]:
         reward = 0.75 if index % 3 == 0 else -0.25
         made.append(
             Sample(
-                generation=f"g{index}", version=version, prompt_ids=request.prompt_ids, completion_ids=draft.completion_ids,
-                logprobs=draft.logprobs, features=draft.features, shown=True, verdict_logprob=0.0, reward=reward,
-                advantages=[reward] * (len(draft.completion_ids) + 1), settled_ids=[40, 41, 42], weight=1.0, bucket=0,
+                generation=f"g{index}",
+                version=version,
+                prompt_ids=request.prompt_ids,
+                completion_ids=draft.completion_ids,
+                logprobs=draft.logprobs,
+                features=draft.features,
+                shown=True,
+                verdict_logprob=0.0,
+                reward=reward,
+                advantages=[reward] * (len(draft.completion_ids) + 1),
+                settled_ids=[40, 41, 42],
+                weight=1.0,
+                bucket=0,
             )  # fmt: skip
         )
     return made
@@ -149,7 +164,9 @@ def test_verdict_has_its_own_logprob_and_exploration_keeps_a_floor(trained: tupl
         assert draft.verdict_logprob == pytest.approx(math.log(chance))
 
 
-def test_corrupt_and_missing_versions_are_refused_and_the_rest_serves(trained: tuple[Config, Store, Engine, Version, Version], tmp_path: Path) -> None:
+def test_corrupt_and_missing_versions_are_refused_and_the_rest_serves(
+    trained: tuple[Config, Store, Engine, Version, Version], tmp_path: Path
+) -> None:
     config, store, engine, base, _ = trained
     bad = store.write(base_files() | {"extra": b"x"}, parent=base.id, model="m", window="w", spec="s", seed=9)
     (store.path(bad.id) / "extra").write_bytes(b"y")

@@ -78,8 +78,8 @@ def test_equals_trl_where_settings_coincide(tmp_path: Path) -> None:
         model=model,
         reward_funcs=lambda completions, **_: [0.0] * len(completions),
         args=trl.GRPOConfig(
-            output_dir=str(tmp_path), use_cpu=True, bf16=False, per_device_train_batch_size=4, num_generations=4, beta=0.0, loss_type="bnpo",
-            report_to=[], max_completion_length=6, temperature=1.0, gradient_checkpointing=False,
+            output_dir=str(tmp_path), use_cpu=True, bf16=False, per_device_train_batch_size=4, num_generations=4, beta=0.0,
+            loss_type="bnpo", report_to=[], max_completion_length=6, temperature=1.0, gradient_checkpointing=False,
         ),
         train_dataset=Dataset.from_list([{"prompt": "x"}] * 4),
         processing_class=AutoTokenizer.from_pretrained(folder, padding_side="left"),
@@ -99,7 +99,9 @@ def test_equals_trl_where_settings_coincide(tmp_path: Path) -> None:
     model.zero_grad()
     logits = model(input_ids=torch.cat([prompts, taken], 1)).logits[:, 4:-1]
     logp = _logp(logits, taken)
-    losses.policy_gradient(logp, logp.detach(), advantage[:, None].expand(4, 6), mask.bool(), torch.ones(4), 2.0, float(mask.sum())).loss.backward()
+    losses.policy_gradient(
+        logp, logp.detach(), advantage[:, None].expand(4, 6), mask.bool(), torch.ones(4), 2.0, float(mask.sum())
+    ).loss.backward()
     assert wanted and max(float(gradient.abs().max()) for gradient in wanted.values()) > 1e-3
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None and torch.allclose(parameter.grad, wanted[name], atol=1e-5), name

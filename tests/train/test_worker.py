@@ -110,9 +110,7 @@ def test_head_learns_what_is_worth_showing_and_keeps_its_coverage(tmp_path: Path
     for index in range(600):
         features = draw.normal(size=len(FEATURES)).tolist()
         good = draw.random() < 1 / (1 + np.exp(-2 * features[2] + 1.5))
-        made.append(
-            Sample(f"g{index}", "v", [1, 2], [3], [-0.1], features, True, 0.0, 0.75 if good else -0.25, [0.0, 0.0], [], 1.0, 0)
-        )
+        made.append(Sample(f"g{index}", "v", [1, 2], [3], [-0.1], features, True, 0.0, 0.75 if good else -0.25, [0.0, 0.0], [], 1.0, 0))
     head = fit_head(always(), made[:400], 0.6, 0.1, 0)
     held = np.array([sample.features for sample in made[400:]])
     z, good = head.logit(held), np.array([sample.reward > 0 for sample in made[400:]])
