@@ -12,7 +12,7 @@ import dataclasses
 import queue
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -96,7 +96,7 @@ class Engine:
         self._batches: dict[int, _Batch] = {}
         self._active: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
-        self._seconds: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
         self._thread = threading.Thread(target=self._loop, name="keepgrad-engine", daemon=True)
         self._broken: str = ""
         self._asked: set[Future[Any]] = set()
@@ -112,7 +112,8 @@ class Engine:
 
     async def generate(self, request: EngineRequest) -> list[Draft]:
         """One draft per version of the request, in its order. Raises VersionError for a version that cannot be loaded."""
-        return await self._ask(lambda future: self._admit(request, future))
+        drafts: list[Draft] = await self._ask(lambda future: self._admit(request, future))
+        return drafts
 
     async def load(self, version: str) -> None:
         """Bring a version into memory; harmless if it is there."""
@@ -338,6 +339,7 @@ class Engine:
             batch.rows = [batch.rows[index] for index in keep]
             spare = int((batch.mask.cumsum(1) == 0).all(0).sum())
             if spare > 32:  # positions that are padding in every row that is left
+                layer: Any
                 for layer in batch.cache.layers:
                     layer.keys, layer.values = layer.keys[:, :, spare:], layer.values[:, :, spare:]
                 batch.mask = batch.mask[:, spare:]

@@ -45,9 +45,9 @@ KEYS = "developers.json"
 _ORG = "demo"
 _POLL_S = 0.5
 _READY_S = 300.0
-_HELDOUT, _PROJECTS = 1200, 600
+_HELDOUT, _PROJECTS = 1040, 520
 """Places that the evaluation asks, each under two versions."""
-_EVALUATE_S = 240.0
+_EVALUATE_S = 180.0
 """Time kept free for the evaluation and the report."""
 _MIN_CYCLES_S = 60.0
 _DISK_GIB = 2.0
@@ -56,11 +56,11 @@ _DISK_GIB = 2.0
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """What `keepgrad demo` was asked for. `base` is the configuration that the demo's own starts from.
 
-    >>> Options(out=Path("keepgrad-demo"), minutes=15.0, seed=0, cycles=6)
+    >>> Options(out=Path("keepgrad-demo"), minutes=12.0, seed=0, cycles=6)
     """
 
     out: Path
-    minutes: float = 15.0
+    minutes: float = 12.0
     seed: int = 0
     cycles: int = 6
     developers: int = 48
@@ -72,7 +72,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 class Sizes(msgspec.Struct, frozen=True):
     """What differs between a real and a tiny run. Made by `_sizes`, eaten here.
 
-    >>> Sizes(heldout=1200, projects=600, evaluate_s=240.0, concurrency=48)
+    >>> Sizes(heldout=1040, projects=520, evaluate_s=180.0, concurrency=48)
     """
 
     heldout: int

@@ -79,7 +79,7 @@ async def evaluate(config: Config, engine: EngineClient, base: str, final: str, 
     store, prompter = Store(config.root), Prompter(Path((await engine.status())["folder"]))
     head = silence.from_bytes((store.path(final) / "silence.json").read_bytes())
     sampling = Sampling(temperature=config.model.temperature, max_tokens=config.model.max_tokens, explore=False)
-    result = {}
+    result: dict[str, Any] = {}
     sizes: tuple[tuple[corpus.Split, int], ...] = (("heldout", heldout), ("projects", projects))
     for split, count in sizes:
         contexts = suite.cut(corpus.files(split), count, seed)

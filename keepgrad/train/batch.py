@@ -104,7 +104,8 @@ def _rows(samples: Sequence[Sample], plan: Sequence[tuple[int, list[int], bool]]
 
 def pack(batch: Rows) -> Packed:
     """The rows' whole sequences, without any padding, one behind the other; each attends to itself only."""
-    ids, positions, owner, where, row, column = [], [], [], [], [], []
+    ids: list[torch.Tensor] = []
+    positions, owner, where, row, column = ([] for _ in range(5))  # type: tuple[list[torch.Tensor], ...]
     for index in range(batch.inputs.shape[0]):
         context = batch.context[index][batch.context_mask[index].bool()]
         tokens = batch.inputs[index][batch.learned[index]]
