@@ -84,7 +84,16 @@ def _demo(a: argparse.Namespace) -> int:
     from keepgrad.simulate import demo
 
     options = demo.Options(
-        out=a.out, minutes=a.minutes, seed=a.seed, cycles=a.cycles, developers=a.developers, model=a.model, tiny=a.tiny, base=_config(a)
+        out=a.out,
+        minutes=a.minutes,
+        seed=a.seed,
+        cycles=a.cycles,
+        developers=a.developers,
+        model=a.model,
+        tiny=a.tiny,
+        heldout=a.heldout,
+        projects=a.projects,
+        base=_config(a),
     )
     report = demo.run(options)
     if a.json:
@@ -355,6 +364,12 @@ before and after, plots, and report.html. Interrupt it at any time; nothing is l
         "--cycles", type=_positive_int, default=6, metavar="N", help="most cycles; fewer if the time is short (default: %(default)s)"
     )
     demo.add_argument("--developers", type=_positive_int, default=48, metavar="N", help="simulated developers (default: %(default)s)")
+    demo.add_argument(
+        "--heldout", type=_positive_int, default=1040, metavar="N", help="places in held-out files to judge on (default: %(default)s)"
+    )
+    demo.add_argument(
+        "--projects", type=_positive_int, default=520, metavar="N", help="places in other projects to judge on (default: %(default)s)"
+    )
     demo.add_argument("--model", default="", metavar="PATH", help="model folder or hub name instead of the default model")
     demo.add_argument("--tiny", action="store_true", help="a tiny random model and small sizes: shows that the parts fit, learns nothing")
 

@@ -46,7 +46,6 @@ _ORG = "demo"
 _POLL_S = 0.5
 _READY_S = 300.0
 _HELDOUT, _PROJECTS = 1040, 520
-"""Places that the evaluation asks, each under two versions."""
 _EVALUATE_S = 180.0
 """Time kept free for the evaluation and the report."""
 _MIN_CYCLES_S = 60.0
@@ -66,6 +65,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     developers: int = 48
     model: str = ""
     tiny: bool = False
+    heldout: int = _HELDOUT
+    """Places in held-out files that the evaluation asks, each under two versions."""
+    projects: int = _PROJECTS
+    """The same in projects never trained on."""
     base: Config = Config()
 
 
@@ -198,7 +201,7 @@ def _configuration(options: Options, folder: Path, model: str) -> Config:
 def _sizes(options: Options) -> Sizes:
     if options.tiny:
         return Sizes(heldout=64, projects=32, evaluate_s=20.0, concurrency=8)
-    return Sizes(heldout=_HELDOUT, projects=_PROJECTS, evaluate_s=_EVALUATE_S, concurrency=48)
+    return Sizes(heldout=options.heldout, projects=options.projects, evaluate_s=_EVALUATE_S, concurrency=48)
 
 
 def _free_ports(count: int) -> list[int]:
