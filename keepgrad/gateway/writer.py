@@ -72,7 +72,7 @@ class Writer:
     async def add_generation(self, generation: Generation, tokens: Tokens) -> None:
         """Returns once both are on disk. Never refused for want of room: serving goes on. Raises ConflictError, LedgerError."""
         job = _Job((generation, tokens), 1)
-        self._put(self._generations, job)
+        self._put(job, events=False)
         await asyncio.wrap_future(job.done)
 
     async def add_events(self, events: Sequence[Event], key: str) -> list[str]:
@@ -85,16 +85,17 @@ class Writer:
         if waiting and waiting + len(events) > self._max_waiting:
             raise RequestError(f"{waiting} events wait for the disk already: send these again in a second", 429)
         job = _Job((tuple(events), key), len(events))
-        self._put(self._events, job)
+        self._put(job, events=True)
         results: list[str] = await asyncio.wrap_future(job.done)
         return results
 
-    def _put(self, queue: list[_Job], job: _Job) -> None:
+    def _put(self, job: _Job, events: bool) -> None:
         with self._changed:
             if self._stopping:
                 raise LedgerError("the gateway is shutting down and takes no more: send this again to the next one")
-            queue.append(job)
-            if queue is self._events:
+            # Which list it is may only be asked under the lock: the writer takes the whole list away and leaves a new one.
+            (self._events if events else self._generations).append(job)
+            if events:
                 self._waiting += job.size
             self._changed.notify()
 
