@@ -1,7 +1,7 @@
 """Several demo runs beside each other: `python benchmarks/seeds.py RUN...`, each RUN a folder with a report.json.
 
-    make demo ARGS="--seed 0 --out runs/0"; make demo ARGS="--seed 1 --out runs/1"; make demo ARGS="--seed 2 --out runs/2"
-    .venv/bin/python benchmarks/seeds.py runs/0 runs/1 runs/2
+make demo ARGS="--seed 0 --out runs/0"; make demo ARGS="--seed 1 --out runs/1"; make demo ARGS="--seed 2 --out runs/2"
+.venv/bin/python benchmarks/seeds.py runs/0 runs/1 runs/2
 """
 
 import json

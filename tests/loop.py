@@ -38,12 +38,15 @@ class Place:
 
 
 class Clients(threading.Thread):
-    """Eight users of the gateway, each with a clock of its own, who see, take or reject what they get, until told to stop."""
+    """Eight users of the gateway, each with a clock of its own, who see, take or reject what they get, until told to stop.
+
+    Like the fleet, they are busy while the cycle collects or tries a candidate, and ask only now and then otherwise.
+    """
 
     def __init__(self, place: Site, headers: list[dict[str, str]], pause_s: float = 0.1) -> None:
         super().__init__(daemon=True)
         self._url, self._headers, self._pause_s = f"http://127.0.0.1:{place.config.server.port}", headers, pause_s
-        self._done = threading.Event()
+        self._done, self._ledger, self._busy = threading.Event(), place.ledger, True
         self.refused: list[str] = []
         self.served = 0
 
@@ -58,7 +61,12 @@ class Clients(threading.Thread):
 
     async def _all(self) -> None:
         async with httpx.AsyncClient(base_url=self._url, timeout=300, trust_env=False) as http:
-            await asyncio.gather(*(self._one(http, number) for number in range(len(self._headers))))
+            await asyncio.gather(self._watch(), *(self._one(http, number) for number in range(len(self._headers))))
+
+    async def _watch(self) -> None:
+        while not self._done.is_set():
+            self._busy = self._ledger.current_stage() in ("idle", "collect", "mature", "canary")
+            await asyncio.sleep(0.2)
 
     async def _one(self, http: httpx.AsyncClient, number: int) -> None:
         chance = random.Random(number)
@@ -75,7 +83,7 @@ class Clients(threading.Thread):
             self.served += 1
             if answer.json()["verdict"] == "show":
                 await self._report(http, answer.json(), clock, chance.random(), number)
-            await asyncio.sleep(self._pause_s)
+            await asyncio.sleep(self._pause_s if self._busy else 2.0)
 
     async def _report(self, http: httpx.AsyncClient, answer: dict[str, Any], clock: int, luck: float, number: int) -> None:
         end = "accepted" if luck < 0.5 else "rejected"

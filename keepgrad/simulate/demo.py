@@ -55,11 +55,11 @@ _DISK_GIB = 2.0
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """What `keepgrad demo` was asked for. `base` is the configuration that the demo's own starts from.
 
-    >>> Options(out=Path("keepgrad-demo"), minutes=12.0, seed=0, cycles=6)
+    >>> Options(out=Path("keepgrad-demo"), minutes=10.0, seed=0, cycles=6)
     """
 
     out: Path
-    minutes: float = 12.0
+    minutes: float = 10.0
     seed: int = 0
     cycles: int = 6
     developers: int = 48
@@ -190,6 +190,9 @@ def _configuration(options: Options, folder: Path, model: str) -> Config:
             ),
             cycle=change(base.cycle, window=48, mature_s=20.0),
         )
+    elif base.release == config.Release():
+        # Few users and little time: a canary that half of them meet, and that ends soon. Most of its cost is waiting for conversations to end.
+        base = change(base, release=change(base.release, canary_share=0.5, canary_min=24, canary_max=72))
     return change(
         base,
         model=change(base.model, path=model if not Path(model).expanduser().exists() else str(Path(model).expanduser().absolute())),

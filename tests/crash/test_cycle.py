@@ -26,7 +26,7 @@ from tests import loop
 
 KILLS_PER_STEP = 4
 _PATIENCE_S = 600.0
-_LONGEST_S = {"collect": 0.6, "score": 0.05, "audit": 0.02, "train": 4.0, "gate": 0.5, "canary": 1.0, "settle": 0.03}
+_LONGEST_S = {"collect": 0.3, "score": 0.02, "audit": 0.02, "train": 4.0, "gate": 0.5, "canary": 0.5, "settle": 0.02}
 """About how long each step takes here; the kill comes at a random time within it."""
 
 
