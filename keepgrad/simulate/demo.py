@@ -191,7 +191,7 @@ def _configuration(options: Options, folder: Path, model: str) -> Config:
             cycle=change(base.cycle, window=48, mature_s=20.0),
         )
     elif base.release == config.Release():
-        # Few users and little time: a canary that half of them meet, and that ends soon. Most of its cost is waiting for conversations to end.
+        # Few users and little time: a canary that half of them meet and that ends soon. It mostly waits for conversations to end.
         base = change(base, release=change(base.release, canary_share=0.5, canary_min=24, canary_max=72))
     return change(
         base,
