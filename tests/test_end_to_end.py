@@ -43,6 +43,6 @@ def test_one_cycle_on_the_real_model(tmp_path: Path) -> None:
     assert report["heldout"]["opportunities"] == 64 and report["projects"]["opportunities"] == 32
     assert 0 < report["heldout"]["before"]["accept_rate"] < 1
     health = cycle["counts"]["train"]["health"]
-    assert 0.9 < health["ratio_mean"] < 1.1 and health["ratio_sd"] < 0.25 and not health["alarms"]
+    assert 0.5 < health["ratio_mean"] < 2 and health["ess"] > 0.3 and health["entropy_ratio"] > 0.6
     for name in ("report.html", "plots"):
         assert (tmp_path / "run" / name).exists()
