@@ -57,6 +57,8 @@ _POLL_COST = 10.0
 """Looking at the books again waits at least so many times as long as looking took: a tenth of one core at most."""
 _CARRIED = 2
 """Windows, this one among them, that may give samples to one batch: what a rejected candidate learned from is used again, not for ever."""
+_REMEMBERED = 4
+"""Windows back that are searched for conversations still under way."""
 _T = TypeVar("_T")
 
 Facts = dict[str, Any]
@@ -455,13 +457,19 @@ class Loop:
         return self.serving()
 
     def _served(self, first: int, traffic: Traffic, size: int, budget: Budget) -> list[Generation]:
-        """Wait until the canary has served `size` opportunities; all generations since it began, of any version."""
+        """Wait until the canary has served `size` opportunities; all generations of conversations that began with it or after it.
+
+        A conversation that was under way keeps its version, whatever arm its user is in now: counting it would make the canary's arm look
+        too small until every conversation has ended.
+        """
+        before = self.ledger.generations(max(first - _REMEMBERED * self.config.cycle.window, 1))
+        under_way = {generation.conversation for _, generation in before if generation.created_ms < traffic.at_ms}
         served: list[Generation] = []
         at, count = first, 0
         while True:
             for seq, generation in self.ledger.generations(at):
                 at = seq + 1
-                if generation.created_ms < traffic.at_ms:
+                if generation.created_ms < traffic.at_ms or generation.conversation in under_way:
                     continue
                 served.append(generation)
                 count += canary.of_canary(generation, traffic)
@@ -498,7 +506,7 @@ class Loop:
 
     def _let_go(self, candidate: str, budget: Budget) -> None:
         with suppress(EngineError):  # an engine that is away has nothing loaded; one that comes back loads what traffic names
-            budget.wait(self._ask(lambda engine: engine.unload(candidate)))
+            budget.wait(self._ask(lambda engine: engine.unload(candidate), patience_s=1.0))
 
     # ---- small things
 
@@ -520,8 +528,8 @@ class Loop:
     def _scratch(self, name: str) -> Path:
         return self.config.root / "scratch" / name
 
-    async def _ask(self, question: Callable[[EngineClient], Coroutine[Any, Any, _T]]) -> _T:
-        engine = EngineClient(f"http://127.0.0.1:{self.config.server.engine_port}")
+    async def _ask(self, question: Callable[[EngineClient], Coroutine[Any, Any, _T]], patience_s: float = 30.0) -> _T:
+        engine = EngineClient(f"http://127.0.0.1:{self.config.server.engine_port}", patience_s=patience_s)
         try:
             return await question(engine)
         finally:

@@ -104,7 +104,7 @@ def test_traffic_set_by_hand_during_the_canary_stays(place: loop.Place) -> None:
         ("cycle", {"gate_s": 0.0}, "gate", "raise cycle.gate_s"),
         ("cycle", {"canary_s": 0.2}, "canary", "opportunities"),
         ("release", {"gate_contexts": 4, "gate_min_contexts": 8}, "gate", "4 contexts and needs 8"),
-        ("server", {"engine_port": 1}, "gate", "no engine at"),
+        ("server", {"engine_port": 1}, "gate", "waiting for the engine"),
     ],
 )
 def test_what_a_step_cannot_do_ends_the_cycle_with_one_sentence(
