@@ -137,7 +137,8 @@ class Budget:
         async def watched() -> _T:
             task = asyncio.ensure_future(work)
             try:
-                while not (await asyncio.wait([task], timeout=_POLL_S))[0]:
+                while not task.done():
+                    await asyncio.wait([task], timeout=_POLL_S)
                     self.check("waiting for the engine")
                 return task.result()
             finally:

@@ -37,8 +37,6 @@ class Packed(NamedTuple):
     positions: torch.Tensor
     mask: torch.Tensor
     where: torch.Tensor
-    row: torch.Tensor
-    column: torch.Tensor
 
 
 def check(samples: Sequence[Sample]) -> None:
@@ -104,21 +102,16 @@ def _rows(samples: Sequence[Sample], plan: Sequence[tuple[int, list[int], bool]]
 
 def pack(batch: Rows) -> Packed:
     """The rows' whole sequences, without any padding, one behind the other; each attends to itself only."""
-    ids: list[torch.Tensor] = []
-    positions, owner, where, row, column = ([] for _ in range(5))  # type: tuple[list[torch.Tensor], ...]
+    parts: list[tuple[torch.Tensor, ...]] = []
+    start = 0
     for index in range(batch.inputs.shape[0]):
         context = batch.context[index][batch.context_mask[index].bool()]
         tokens = batch.inputs[index][batch.learned[index]]
-        start = sum(len(part) for part in ids) + len(context)
-        ids.append(torch.cat([context, tokens]))
-        positions.append(torch.arange(len(ids[-1])))
-        owner.append(torch.full((len(ids[-1]),), index))
-        where.append(start + torch.arange(len(tokens)))
-        row.append(torch.full((len(tokens),), index))
-        column.append(torch.arange(len(tokens)))
-    owners = torch.cat(owner)
+        whole = torch.cat([context, tokens])
+        learned = start + len(context) + torch.arange(len(tokens))
+        parts.append((whole, torch.arange(len(whole)), torch.full_like(whole, index), learned))
+        start += len(whole)
+    ids, positions, owners, where = (torch.cat(column) for column in zip(*parts, strict=True))
     total = len(owners)
     allowed = (owners[:, None] == owners[None, :]) & torch.ones(total, total, dtype=torch.bool).tril()
-    return Packed(
-        torch.cat(ids)[None], torch.cat(positions)[None], allowed[None, None], torch.cat(where), torch.cat(row), torch.cat(column)
-    )
+    return Packed(ids[None], positions[None], allowed[None, None], where)
