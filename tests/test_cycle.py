@@ -102,7 +102,7 @@ def test_traffic_set_by_hand_during_the_canary_stays(place: loop.Place) -> None:
         ("cycle", {"window": 10**6, "collect_s": 0.5}, "collect", r"of 1000000 generations of v-\w+ came"),
         ("cycle", {"train_s": 0.01}, "train", "raise cycle.train_s"),
         ("cycle", {"gate_s": 0.0}, "gate", "raise cycle.gate_s"),
-        ("cycle", {"canary_s": 0.0}, "canary", "opportunities"),
+        ("cycle", {"canary_s": 0.0}, "canary", "raise cycle.canary_s"),
         ("release", {"gate_contexts": 4, "gate_min_contexts": 8}, "gate", "4 contexts and needs 8"),
         ("server", {"engine_port": 1}, "gate", "waiting for the engine"),
     ],

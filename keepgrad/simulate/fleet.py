@@ -37,7 +37,7 @@ _SESSION_MIN, _SESSION_MAX = 8, 15
 _QUIET_S, _TIMEOUT_S = 10.0, 300.0
 _POLL_S = 0.5
 _FULL_PACE = frozenset(["collect", "canary"])
-_TRICKLE, _TRICKLE_GAP_S = 1, 2.0
+_TRICKLE, _TRICKLE_GAP_S = 1, 5.0
 """Developers at work, and the real pause of each after an opportunity, while the machine is needed for something else."""
 _BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 _GRACE_S = 10.0
