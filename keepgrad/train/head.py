@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import minimize
 
-from keepgrad.policy.silence import Head
+from keepgrad.policy.silence import FEATURES, Head
 from keepgrad.records import Sample
 
 _PRIOR = 4.0
@@ -42,7 +42,8 @@ def fit_head(parent: Head, samples: Sequence[Sample], coverage: float, explore: 
     weight = np.abs(reward) * np.array([sample.weight for sample in shown]) / np.maximum(chance, explore)
     theta = _fit(f, np.sign(reward), weight / weight.mean(), start, _PRIOR if not parent.always_show else 1.0)
     z = ((everything - mean) / sd) @ theta[:-1] + theta[-1]
-    cut = float(np.quantile(z, 1 - coverage))
+    drawable = everything[:, FEATURES.index("log_chars")] > 0  # an empty draft is never shown, however sure it is
+    cut = float(np.quantile(z[drawable], 1 - min(coverage / drawable.mean(), 1.0)))
     return Head(
         mean=mean.tolist(),
         sd=sd.tolist(),

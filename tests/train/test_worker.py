@@ -109,6 +109,7 @@ def test_head_learns_what_is_worth_showing_and_keeps_its_coverage(tmp_path: Path
     made = []
     for index in range(600):
         features = draw.normal(size=len(FEATURES)).tolist()
+        features[FEATURES.index("log_chars")] = abs(features[FEATURES.index("log_chars")])
         good = draw.random() < 1 / (1 + np.exp(-2 * features[2] + 1.5))
         made.append(Sample(f"g{index}", "v", [1, 2], [3], [-0.1], features, True, 0.0, 0.75 if good else -0.25, [0.0, 0.0], [], 1.0, 0))
     head = fit_head(always(), made[:400], 0.6, 0.1, 0)
@@ -117,3 +118,23 @@ def test_head_learns_what_is_worth_showing_and_keeps_its_coverage(tmp_path: Path
     assert abs((z >= 0).mean() - 0.6) < 0.12
     assert good[z >= 0].mean() > good.mean() * 1.3
     assert fit_head(head, made[:10], 0.6, 0.1, 0) is head
+
+
+def test_coverage_is_of_all_opportunities_and_empty_drafts_are_not_shown() -> None:
+    """A fifth of the drafts is empty, and sure of it: the floor of 0.6 then takes three quarters of the others."""
+    import numpy as np
+
+    from keepgrad.policy.silence import FEATURES, always
+
+    draw = np.random.default_rng(1)
+    made, chars = [], FEATURES.index("log_chars")
+    for index in range(500):
+        features = draw.normal(size=len(FEATURES)).tolist()
+        features[chars] = 0.0 if index % 5 == 0 else 1.0 + draw.random()
+        if not features[chars]:
+            features[2] = 9.0
+        reward = 0.0 if not features[chars] else 0.75 if draw.random() < 1 / (1 + np.exp(3 - features[2])) else -0.25
+        made.append(Sample(f"g{index}", "v", [1, 2], [3], [-0.1], features, reward != 0, 0.0, reward, [0.0, 0.0], [], 1.0, 0))
+    head = fit_head(always(), made, 0.6, 0.1, 0)
+    f = np.array([sample.features for sample in made])
+    assert ((head.logit(f) >= 0) & (f[:, chars] > 0)).mean() == pytest.approx(0.6, abs=0.01)
