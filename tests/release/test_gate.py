@@ -93,7 +93,7 @@ def test_a_silent_candidate_fails() -> None:
 
 
 def test_many_contexts_prove_a_small_loss_harmless() -> None:
-    pool = contexts(6_000)
+    pool = contexts(2_500)
     found = verdict(pool, drafts(pool, 0.30, 1.0, luck=1), drafts(pool, 0.29, 1.0, luck=1))
     assert found.decision == "pass"
     assert {found.metrics[name]["state"] for name in gates.METRICS} == {"proven"}
@@ -101,7 +101,7 @@ def test_many_contexts_prove_a_small_loss_harmless() -> None:
 
 
 def test_many_contexts_stop_a_loss_beyond_the_margin() -> None:
-    pool = contexts(4_000)
+    pool = contexts(1_500)
     found = verdict(pool, drafts(pool, 0.30, 1.0, luck=1), drafts(pool, 0.25, 1.0, luck=1))
     assert found.decision == "fail"
     assert found.metrics["accept_rate"]["state"] == "harmful"
