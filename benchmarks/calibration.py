@@ -1,0 +1,12 @@
+"""Simulated developers beside published telemetry of real ones: `python benchmarks/calibration.py` ($KEEPGRAD_DATA names the data folder)."""
+
+from keepgrad.simulate import calibrate
+
+
+def main() -> None:
+    """Print the table."""
+    print(calibrate.render(calibrate.table(calibrate.data_folder())))
+
+
+if __name__ == "__main__":
+    main()
