@@ -1,4 +1,7 @@
-"""Simulated developers beside published telemetry of real ones: `python benchmarks/calibration.py` ($KEEPGRAD_DATA names the data folder)."""
+"""Simulated developers beside published telemetry of real ones; `KEEPGRAD_DATA` names the data folder.
+
+python benchmarks/calibration.py
+"""
 
 from keepgrad.simulate import calibrate
 
