@@ -135,7 +135,7 @@ def test_an_interrupted_process_ends_at_once_and_resumes(place: loop.Place, tmp_
         cycle.run(place.site.config, 1)
     assert cycle.status(place.site.config)["running"] is True
     child.send_signal(signal.SIGINT)
-    assert child.wait(10) == 130
+    assert child.wait(60) == 130  # a machine with other work may need seconds for what is instant otherwise
     row = cycle.resume(place.site.config)[0]
     assert row["decision"] in ("promoted", "rejected")
     assert cycle.resume(place.site.config) == []
