@@ -119,7 +119,7 @@ class Generation(msgspec.Struct, frozen=True):
     """One model call as served. Made by the gateway before it answers; immutable. Its arrays are in `Tokens`.
 
     >>> Generation(id="0190...", kind="tab", org="acme", user="u-91ab", key="k-1", conversation="0190...", version="v-3f2a...",
-    ...            parent="", arm="incumbent", consent="code", seed=7, sampling=Sampling(), prompt_tokens=96, completion_tokens=8,
+    ...            arm="incumbent", consent="code", seed=7, sampling=Sampling(), prompt_tokens=96, completion_tokens=8,
     ...            verdict="show", verdict_logprob=-0.01, show_probability=0.99, finish="stop", text="a + b", path="src/a.py",
     ...            client_ms=1764400000000, created_ms=1764400000123, latency_ms=85.0)
     """
