@@ -64,7 +64,3 @@ class Prompter:
         special = {token for token, added in self._tokenizer.get_added_tokens_decoder().items() if added.special}
         newline = {token for token in range(size) if "\n" in self._tokenizer.decode([token])}
         return sorted(special | newline), size
-
-    def settled(self, line: str, healed: bool) -> list[int]:
-        """Ids of what the developer's line became (one line, with its newline), as a continuation of a prompt healed or not."""
-        return self.encode_text((" " if healed else "") + line.split("\n", 1)[0].rstrip() + "\n")
