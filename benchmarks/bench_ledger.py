@@ -16,7 +16,7 @@ def generation(index: int) -> tuple[Generation, Tokens]:
         consent="code", seed=index, sampling=Sampling(), prompt_tokens=128, completion_tokens=9, verdict="show", verdict_logprob=-0.1,
         show_probability=0.9, finish="stop", text="return self.value", path="a.py", client_ms=index, created_ms=index, latency_ms=80.0,
     )  # fmt: skip
-    return made, Tokens(name, [7] * 128, [3] * 9, [-0.3] * 9, [0.1] * 15)
+    return made, Tokens(name, [7] * 128, [3] * 9, [-0.3] * 9, [2, 5, 9], [[0.1] * 15] * 3)
 
 
 def main() -> None:

@@ -19,6 +19,10 @@ ROWS = (
     ("text alone: characters", "accepted_chars_change", "text_gain"),
     ("silence alone: accept rate", "accept_rate_change", "silence_gain"),
     ("silence alone: characters", "accepted_chars_change", "silence_gain"),
+    ("cut alone: accept rate", "accept_rate_change", "cut_gain"),
+    ("cut alone: characters", "accepted_chars_change", "cut_gain"),
+    ("over the filter that cuts: accept rate", "accept_rate_change", "over_cut_filter"),
+    ("over the filter that cuts: characters", "accepted_chars_change", "over_cut_filter"),
     ("filter: accept rate", "accept_rate_change", "filter"),
     ("filter: characters", "accepted_chars_change", "filter"),
 )

@@ -358,7 +358,7 @@ before and after, plots, and report.html. Interrupt it at any time; nothing is l
     demo.add_argument(
         "--out", type=Path, default=Path("keepgrad-demo"), metavar="DIR", help="new or finished run folder (default: %(default)s)"
     )
-    demo.add_argument("--minutes", type=_positive_float, default=10.0, metavar="M", help="time for everything (default: %(default)g)")
+    demo.add_argument("--minutes", type=_positive_float, default=15.0, metavar="M", help="time for everything (default: %(default)g)")
     demo.add_argument("--seed", type=int, default=0, metavar="S", help="seed of developers and training (default: %(default)s)")
     demo.add_argument(
         "--cycles", type=_positive_int, default=6, metavar="N", help="most cycles; fewer if the time is short (default: %(default)s)"

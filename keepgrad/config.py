@@ -78,10 +78,10 @@ class Train(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Weight of the policy-gradient term."""
     kl_weight: float = 0.0
     """Weight of k2 to the base, as a loss."""
-    coverage: float = 0.72
-    """The silence head may not silence more than 1 minus this share of drafts."""
+    coverage: float = 0.70
+    """The verdict head may not be silent at more than 1 minus this share of opportunities."""
     explore: float = 0.1
-    """Least probability with which a draft is shown on exploring traffic."""
+    """On exploring traffic, the least probability with which a draft is shown, and the share of drafts that are cut anywhere."""
     user_cap: float = 0.1
     """Largest share of a batch's weight that one user may have (P8)."""
 

@@ -413,7 +413,7 @@ class Loop:
         for name, generation in generations.items():
             found = outcome(generation, events.get(name, []), clocks.get(generation.user, generation.client_ms))
             scored.append((generation, tokens[name], found, places[name]))
-        batch = samples(scored, self.spec, self.config.train, budget.wait(self._ask(self._prompter)).encode_text)
+        batch = samples(scored, self.spec, self.config.train, budget.wait(self._ask(self._prompter)))
         scratch.mkdir(parents=True, exist_ok=True)
         part = file.with_suffix(".part")
         part.write_bytes(msgspec.json.encode(batch))
@@ -427,7 +427,7 @@ class Loop:
         self._worker = self._worker or Worker(self.config, self.store)
         seed = self.config.seed * 1_000_003 + int(window[2:])
         return self._worker.run(
-            parent, batch, window, self.spec.hash, seed, scratch, lambda done, total: budget.check(f"{done} of {total} minibatches")
+            parent, batch, window, self.spec, seed, scratch, lambda done, total: budget.check(f"{done} of {total} minibatches")
         )
 
     # ---- gate and canary

@@ -98,19 +98,23 @@ class Draft(msgspec.Struct, frozen=True):
     """What the engine sampled under one version. Made by the engine, eaten by the gateway (as Generation + Tokens) and the gate.
 
     `completion_ids[t]` was drawn from the distribution that gave it `logprobs[t]` (temperature applied); the verdict, show or silent,
-    was drawn after the draft with probability exp(verdict_logprob). `features` are the inputs of the version's silence head.
+    was drawn after the draft with probability exp(verdict_logprob). `cuts` are the numbers of tokens up to which the draft could have been
+    shown, `features` [len(cuts)][F] the inputs of the version's verdict head, one row for each. `text` is the draft up to `cut`, the one of
+    them that was chosen (0 and empty if there is none).
 
-    >>> Draft(version="v-base", completion_ids=[504, 198], logprobs=[-0.1, -0.4], features=[0.2], verdict="show", verdict_logprob=0.0,
-    ...       show_probability=1.0, text="a + b", finish="stop")
+    >>> Draft(version="v-base", completion_ids=[504, 198], logprobs=[-0.1, -0.4], cuts=[2], features=[[0.2]], verdict="show",
+    ...       verdict_logprob=0.0, show_probability=1.0, cut=2, text="a + b", finish="stop")
     """
 
     version: str
     completion_ids: list[int]
     logprobs: list[float]
-    features: list[float]
+    cuts: list[int]
+    features: list[list[float]]
     verdict: Verdict
     verdict_logprob: float
     show_probability: float
+    cut: int
     text: str
     finish: Literal["stop", "length"]
 
@@ -152,19 +156,24 @@ class Generation(msgspec.Struct, frozen=True):
     latency_ms: float
     healed: bool = False
     """True: the prompt ends one space before the cursor, so what continues it starts with that space (see policy/prompt.py)."""
+    cut: int = 0
+    """Completion tokens that `text` covers; behind them the draft went on unseen. 0 for a blank draft."""
 
 
 class Tokens(msgspec.Struct, frozen=True):
     """The arrays of one generation, token-exact (P2). Made by the gateway, kept in Parquet segments, eaten by training.
 
-    >>> Tokens(generation="0190...", prompt_ids=[1, 504], completion_ids=[260, 198], logprobs=[-0.2, -0.1], features=[0.3, 0.1])
+    `cuts` and `features` are those of the `Draft`.
+
+    >>> Tokens(generation="0190...", prompt_ids=[1, 504], completion_ids=[260, 198], logprobs=[-0.2, -0.1], cuts=[2], features=[[0.3, 0.1]])
     """
 
     generation: str
     prompt_ids: list[int]
     completion_ids: list[int]
     logprobs: list[float]
-    features: list[float]
+    cuts: list[int]
+    features: list[list[float]]
 
 
 class Event(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -229,11 +238,13 @@ class Sample(msgspec.Struct, frozen=True):
     """What the trainer eats: one generation with per-token advantages. Made by reward/score.py, eaten by train/.
 
     The action is the draft's tokens, then one verdict: `advantages` has len(completion_ids) + 1 entries, the last is the verdict's.
+    `cuts`, `cut` and `features` are those of the draft, `taken` is the share of what was shown that was taken, and `right` says of each cut
+    whether the settled line starts with the draft up to it (empty if that line is unknown).
     `settled_ids` is what the developer wrote instead or kept (empty if unknown): off-policy text for the distillation term, tokenised once.
 
     >>> Sample(generation="0190...", version="v-base", prompt_ids=[1, 504], completion_ids=[260, 198], logprobs=[-0.2, -0.1],
-    ...        features=[0.3, 0.1], shown=True, verdict_logprob=-0.01, reward=0.75, advantages=[0.5, 0.5, 0.75], settled_ids=[260, 198],
-    ...        weight=1.0, bucket=3)
+    ...        cuts=[2], features=[[0.3, 0.1]], cut=2, right=[True], shown=True, taken=1.0, verdict_logprob=-0.01, reward=0.75,
+    ...        advantages=[0.5, 0.5, 0.75], settled_ids=[260, 198], weight=1.0, bucket=3)
     """
 
     generation: str
@@ -241,8 +252,12 @@ class Sample(msgspec.Struct, frozen=True):
     prompt_ids: list[int]
     completion_ids: list[int]
     logprobs: list[float]
-    features: list[float]
+    cuts: list[int]
+    features: list[list[float]]
+    cut: int
+    right: list[bool]
     shown: bool
+    taken: float
     verdict_logprob: float
     reward: float
     advantages: list[float]

@@ -5,6 +5,7 @@
     at every look         confidence_radius, mean_difference                       (may be read as often as one likes)
     of many tests         holm, holm_adjusted
     of an experiment      sample_ratio, detectable, units_needed, design_effect
+    curves                logistic, saturating
 
 Everything random takes a seed and gives the same answer for the same seed.
 """
@@ -15,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import ndtri, stdtrit
+from scipy.special import expit, ndtri, stdtrit
 from scipy.stats import chisquare
 
 Floats = npt.NDArray[np.float64]
@@ -245,6 +246,18 @@ def units_needed(rate: float, relative: float, alpha: float = 0.05, power: float
 def design_effect(per_unit: float, correlation: float) -> float:
     """By how much `per_unit` observations of one unit with this intra-class correlation inflate a variance (Kish 1965)."""
     return 1 + (per_unit - 1) * correlation
+
+
+def logistic(x: npt.ArrayLike) -> Floats:
+    """1 / (1 + exp(-x)), without overflow; 0 and 1 at the infinite ends."""
+    result: Floats = expit(np.asarray(x, dtype=np.float64))
+    return result
+
+
+def saturating(size: npt.ArrayLike, gain: float, typical: float) -> Floats:
+    """(1 + gain) k / (k + gain typical): 0 at size 0, 1 at `typical`, below 1 + gain always; 1 everywhere above 0 without a gain."""
+    k = np.asarray(size, dtype=np.float64)
+    return np.divide((1 + gain) * k, k + gain * typical, out=np.zeros(k.shape), where=k > 0)
 
 
 def _column(values: npt.ArrayLike) -> Floats:

@@ -30,7 +30,8 @@ def tokens(number: int, **fields: Any) -> Tokens:
         "prompt_ids": [draw.randrange(50_000) for _ in range(12)],
         "completion_ids": [draw.randrange(50_000) for _ in range(4)],
         "logprobs": [-draw.expovariate(1.0) for _ in range(4)],
-        "features": [draw.gauss(0, 1) for _ in range(3)],
+        "cuts": [1, 4],
+        "features": [[draw.gauss(0, 1) for _ in range(3)] for _ in range(2)],
     }
     return Tokens(**{**wanted, **fields})
 

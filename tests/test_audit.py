@@ -40,7 +40,7 @@ def served(name: str, user: str = "u-1", shown: bool = True, consent: str = "cod
         "verdict": "show" if shown else "silent", "verdict_logprob": -0.1, "show_probability": 0.9, "finish": "stop",
         "text": "return total" if code else "", "path": "", "client_ms": T0 + 1000 * asked_s, "created_ms": T0, "latency_ms": 80.0,
     }  # fmt: skip
-    arrays = ([1, 2], [3, 4, 5], [-0.1, -0.2, -0.3], [0.5]) if code else ([], [], [], [])
+    arrays = ([1, 2], [3, 4, 5], [-0.1, -0.2, -0.3], [3], [[0.5]]) if code else ([], [], [], [], [])
     return msgspec.convert(made, Generation), Tokens(name, *arrays)
 
 
@@ -290,7 +290,7 @@ def _change(root: Path, window: str, generation: str, **change: Any) -> None:
 @pytest.mark.parametrize(
     ("generation", "change", "says"),
     [
-        ("g-0", {"reward": 5.0}, "its terms make 0.732143"),
+        ("g-0", {"reward": 5.0}, "its terms make 0.459677"),
         ("g-0", {"reward": 5.0, "terms": {"accept": 5.0}}, "replayed it is"),
         ("g-1", {"reason": "accepted"}, "scored it 'accepted', but what the ledger holds makes it 'rejected'"),
         ("g-3", {"reason": "closed", "place": "censored"}, "served as 'abstained'"),

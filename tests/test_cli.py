@@ -50,11 +50,11 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
 
 
 def made(config: Config) -> dict[str, object]:
-    return prepare(config, "fingerprint", {"silence.json": b"{}"}, ["ann"], "acme")
+    return prepare(config, "fingerprint", {"verdict.json": b"{}"}, ["ann"], "acme")
 
 
 def candidate(config: Config, parent: str, passed: bool) -> Version:
-    version = Store(config.root).write({"silence.json": b"{ }"}, parent=parent, model="fingerprint", window="w-1", spec="s", seed=0)
+    version = Store(config.root).write({"verdict.json": b"{ }"}, parent=parent, model="fingerprint", window="w-1", spec="s", seed=0)
     with opened(config) as ledger:
         ledger.put_version(version)
         if passed:
@@ -157,7 +157,7 @@ def test_prepare_is_repeatable_and_keeps_only_hashes(config: Config) -> None:
 def test_another_model_needs_another_folder(config: Config) -> None:
     made(config)
     with pytest.raises(VersionError, match=r"server\.data"):
-        prepare(config, "another", {"silence.json": b"{}"}, [], "acme")
+        prepare(config, "another", {"verdict.json": b"{}"}, [], "acme")
 
 
 def test_suite_from_a_repository(config: Config) -> None:
@@ -196,8 +196,8 @@ def test_set_canary_rollback(config: Config) -> None:
 def test_a_damaged_version_gets_no_traffic(config: Config) -> None:
     base = str(made(config)["base"])
     version = candidate(config, base, passed=True)
-    (Store(config.root).path(version.id) / "silence.json").write_bytes(b"{  }")
-    with pytest.raises(VersionError, match=r"silence\.json"):
+    (Store(config.root).path(version.id) / "verdict.json").write_bytes(b"{  }")
+    with pytest.raises(VersionError, match=r"verdict\.json"):
         set_traffic(config, version.id, 1.0, False, "")
 
 

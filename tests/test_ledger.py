@@ -183,7 +183,7 @@ def test_a_record_from_before_a_field_was_added_is_the_same_record(tmp_path: Pat
         lambda ledger: ledger.add_generations([(generation(9), tokens(9)), (generation(8, latency_ms=float("nan")), tokens(8))]),
         lambda ledger: ledger.add_generations([(generation(9), tokens(9)), (generation(8, verdict_logprob=float("-inf")), tokens(8))]),
         lambda ledger: ledger.add_generations([(generation(9), tokens(9)), (generation(8), tokens(8, logprobs=[float("nan")]))]),
-        lambda ledger: ledger.add_generations([(generation(9), tokens(9)), (generation(8), tokens(8, features=[float("inf")]))]),
+        lambda ledger: ledger.add_generations([(generation(9), tokens(9)), (generation(8), tokens(8, features=[[float("inf")]]))]),
         lambda ledger: ledger.add_generations([(generation(9), tokens(9)), (generation(8), tokens(7))]),
         lambda ledger: ledger.add_events([(event(9, 9), "k-1"), (event(8, 8, at_ms=2**63), "k-0")]),
         lambda ledger: ledger.add_events([(event(9, 9), "k-1"), (event(8, 8, text="\ud800"), "k-0")]),
@@ -297,7 +297,7 @@ def test_a_spooled_array_goes_only_into_a_segment(tmp_path: Path, ledger: Ledger
 def test_arrays_are_exact_in_the_spool_and_in_segments(ledger: Ledger) -> None:
     awkward = {
         0: tokens(0, logprobs=[-5e-324, -0.1, -1.7976931348623157e308, 0.0]),
-        1: tokens(1, prompt_ids=[], completion_ids=[], logprobs=[], features=[]),
+        1: tokens(1, prompt_ids=[], completion_ids=[], logprobs=[], cuts=[], features=[]),
         2: tokens(2, prompt_ids=[2**31, 2**62]),
     }
     ledger.add_generations([(generation(n), awkward.get(n, tokens(n))) for n in range(20)])

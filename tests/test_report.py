@@ -15,7 +15,7 @@ from keepgrad.config import Config
 from keepgrad.errors import ConfigError
 from keepgrad.ledger import Ledger
 from keepgrad.outcomes.episode import outcome
-from keepgrad.policy import silence
+from keepgrad.policy import verdict
 from keepgrad.policy.traffic import user_hash
 from keepgrad.records import Draft, Event, GateVerdict, Generation, Sampling, Tokens, Traffic, Version, Window, uuid7
 from keepgrad.release.suite import Context
@@ -23,6 +23,7 @@ from keepgrad.report import facts, page, tables, write
 from keepgrad.reward import score as scoring
 from keepgrad.reward import spec as specs
 from keepgrad.simulate import evaluate
+from tests.reward.make import prompter
 
 _START = 1_764_400_000_000
 _STAGES = {"collect": 40.0, "score": 0.5, "audit": 0.2, "train": 20.0, "gate": 10.0, "canary": 15.0, "settle": 0.1}
@@ -47,7 +48,7 @@ def serve(ledger: Ledger, count: int, version: str, draw: random.Random) -> list
             end = "accepted" if draw.random() < 0.4 else "rejected"
             for kind, after in (("shown", 100), (end, 900), ("settled", 12_000)):
                 events.append((Event(id=uuid7(), generation=name, kind=kind, at_ms=at + after, text="a + b"), f"k-{user}"))  # type: ignore[arg-type]
-    ledger.add_generations([(one, Tokens(one.id, [1, 2, 3], [4, 5], [-0.1, -0.2], [0.0] * len(silence.FEATURES))) for one in made])
+    ledger.add_generations([(one, Tokens(one.id, [1, 2, 3], [4, 5], [-0.1, -0.2], [2], [[0.0] * len(verdict.FEATURES)])) for one in made])
     ledger.add_events(events)
     return made
 
@@ -62,7 +63,7 @@ def cycle(ledger: Ledger, number: int, parent: str, draw: random.Random) -> str:
     events, clocks = ledger.events([one.id for one in generations]), ledger.user_clocks()
     spec = specs.load("tab")
     ledger.put_scores(window.id, [scoring.score(one, outcome(one, events.get(one.id, []), clocks[one.user]), spec) for one in generations])
-    version = Version(f"v-{number}", parent, "model", window.id, spec.hash, "0.1.0", 0, {"silence.json": "00"}, _START + number)
+    version = Version(f"v-{number}", parent, "model", window.id, spec.hash, "0.1.0", 0, {"verdict.json": "00"}, _START + number)
     ledger.publish(version, [one.id for one in generations])
     effect = {"candidate": 1.1, "incumbent": 1.0, "difference": 0.1, "low": -0.05, "high": 0.2, "margin": 0.1, "passed": True}
     metrics = {"accept_rate": effect, "accepted_chars": effect, "reward": effect}
@@ -88,15 +89,18 @@ def evaluation(draw: random.Random) -> dict[str, object]:
 
     def draft(version: str, right: float, quiet: float) -> Draft:
         good = draw.random() < right
-        inputs = [draw.gauss(0.5 if good else -0.5, 1.0) for _ in silence.FEATURES]
-        shown = draw.random() > quiet
-        return Draft(
-            version, [1, 2], [-0.1, -0.1], inputs, "show" if shown else "silent", -0.1, 0.9, "compute(a, b)" if good else "wrong(1)", "stop"
-        )
+        text, shown = "compute(a, b)" if good else "compute(1)", draw.random() > quiet
+        ids = prompter().encode_text(" " + text)
+        cuts = verdict.cuts([prompter().clean(ids[:tokens], True) for tokens in range(1, len(ids) + 1)])
+        sure = draw.gauss(0.5 if good else -0.5, 1.0)
+        inputs = [[sure - 0.1 * at for _ in verdict.FEATURES] for at in range(len(cuts))]
+        said = "show" if shown else "silent"
+        return Draft(version, ids, [-0.1] * len(ids), cuts, inputs, said, -0.1, 0.9, len(ids), text, "stop")  # type: ignore[arg-type]
 
     base, final = [draft("v-base", 0.3, 0.0) for _ in contexts], [draft("v-2", 0.4, 0.25) for _ in contexts]
-    head = silence.Head(mean=[0.0] * len(silence.FEATURES), sd=[1.0] * len(silence.FEATURES), w=list(np.ones(len(silence.FEATURES))), b=0.0)
-    found = evaluate.compare(contexts, base, final, head, seed=0)
+    width = len(verdict.FEATURES)
+    head = verdict.Head(mean=[0.0] * width, sd=[1.0] * width, w=list(np.ones(width)), b=0.0)
+    found = evaluate.compare(contexts, base, final, head, prompter(), seed=0)
     return {"heldout": found, "projects": found}
 
 
@@ -107,7 +111,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     config = Config()
     (root / facts.SETTINGS).write_text(configuration.dump(config))
     ledger = Ledger.open(root / facts.DATA)
-    ledger.put_version(Version("v-base", "", "model", "", "", "0.1.0", 0, {"silence.json": "00"}, _START))
+    ledger.put_version(Version("v-base", "", "model", "", "", "0.1.0", 0, {"verdict.json": "00"}, _START))
     ledger.put_traffic(Traffic("v-base", "v-base", "", 0.0, "v-base", 0.1, False, "the base", _START))
     first = cycle(ledger, 1, "v-base", draw)
     cycle(ledger, 2, first, draw)

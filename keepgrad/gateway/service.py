@@ -263,7 +263,8 @@ def _record(
         created_ms=created_ms,
         latency_ms=latency_ms,
         healed=prompt.healed,
+        cut=draft.cut if code else 0,
     )
     if not code:
-        return generation, Tokens(name, [], [], [], [])
-    return generation, Tokens(name, prompt.ids, draft.completion_ids, draft.logprobs, draft.features)
+        return generation, Tokens(name, [], [], [], [], [])
+    return generation, Tokens(name, prompt.ids, draft.completion_ids, draft.logprobs, draft.cuts, draft.features)

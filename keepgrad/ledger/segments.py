@@ -26,7 +26,8 @@ _SCHEMA = pa.schema(
         ("prompt_ids", pa.list_(pa.int64())),
         ("completion_ids", pa.list_(pa.int64())),
         ("logprobs", pa.list_(pa.float64())),
-        ("features", pa.list_(pa.float64())),
+        ("cuts", pa.list_(pa.int64())),
+        ("features", pa.list_(pa.list_(pa.float64()))),
     ]
 )
 

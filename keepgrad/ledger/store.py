@@ -556,7 +556,7 @@ def _line(parents: Mapping[str, str], version: str) -> list[str]:
 def _check_tokens(generation: Generation, tokens: Tokens) -> None:
     if tokens.generation != generation.id:
         raise LedgerError(f"generation {generation.id} came with the arrays of {tokens.generation}: send each with its own")
-    if not all(map(math.isfinite, tokens.logprobs)) or not all(map(math.isfinite, tokens.features)):
+    if not all(map(math.isfinite, tokens.logprobs)) or not all(math.isfinite(value) for row in tokens.features for value in row):
         raise LedgerError(
             f"the log-probs or features of generation {generation.id} are not all finite numbers: look at the engine's version"
         )

@@ -1,1 +1,1 @@
-"""The model and what it says: weights and tokenizer, prompts, silence, engines, and versions on disk."""
+"""The model and what it says: weights and tokenizer, prompts, verdicts, engines, and versions on disk."""

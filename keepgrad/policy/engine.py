@@ -27,13 +27,12 @@ from transformers import DynamicCache
 from keepgrad.config import Config
 from keepgrad.errors import EngineError, KeepgradError, VersionError
 from keepgrad.policy import model as models
-from keepgrad.policy import silence
+from keepgrad.policy import verdict as verdicts
 from keepgrad.policy.prompt import Prompter
 from keepgrad.policy.versions import Store
 from keepgrad.records import Draft, EngineRequest
 
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
-HEAD = "silence.json"
 WEIGHTS = "model.safetensors"
 _PREFILL_ROWS = 16
 _BASE = "__base__"
@@ -68,7 +67,7 @@ class _Batch:
 class _Loaded:
     """A version in memory. `adapter` is None for the base and for versions of full weights, which bring a model of their own."""
 
-    head: silence.Head
+    head: verdicts.Head
     adapter: str | None
     model: Any
     from_last: bool
@@ -195,7 +194,7 @@ class Engine:
             return finish
 
         # One stream of uniforms per seed: versions compared on the same seed meet the same luck (a monotone coupling of their draws).
-        uniforms = np.random.Generator(np.random.Philox(key=request.seed & (2**64 - 1))).random(request.sampling.max_tokens + 1)
+        uniforms = np.random.Generator(np.random.Philox(key=request.seed & (2**64 - 1))).random(request.sampling.max_tokens + 2)
         self._counts["requests"] += 1
         for index, version in enumerate(request.versions):
             self._active[version] += 1
@@ -215,7 +214,7 @@ class Engine:
         manifest = self._store.read(version)
         self._store.verify(version)
         folder = self._store.path(version)
-        head = silence.from_bytes((folder / HEAD).read_bytes())
+        head = verdicts.from_bytes((folder / verdicts.FILE).read_bytes())
         if WEIGHTS in manifest.files:
             own = models.load(models.resolve(self._config.model.path), models.dtype(self._config.model.dtype))
             from safetensors.torch import load_file
@@ -371,28 +370,36 @@ class Engine:
         return ended
 
     def _finish(self, row: _Row, stopped: bool) -> None:
-        text = self.prompter.clean(row.ids, row.request.healed)
+        texts = [self.prompter.clean(row.ids[:tokens], row.request.healed) for tokens in range(1, len(row.ids) + 1)]
         tail = self.prompter.decode(row.request.prompt_ids)
-        inputs = silence.features(tail, text, row.plain, row.first_max, row.first_entropy, stopped)
-        sampling, head = row.request.sampling, self._versions[row.version].head
-        show = head.show_probability(inputs, self._config.train.explore if sampling.explore else 0.0) if text.strip() else 0.0
-        shown = bool(row.uniforms[-1] < show)
+        cuts = verdicts.cuts(texts)
+        inputs = [
+            verdicts.features(tail, texts[cut - 1], row.plain[:cut], row.first_max, row.first_entropy, stopped and cut == len(row.ids))
+            for cut in cuts
+        ]
+        explore = self._config.train.explore if row.request.sampling.explore else 0.0
+        verdict = verdicts.NOTHING
+        if cuts:
+            verdict = self._versions[row.version].head.verdict(inputs, explore, *row.uniforms[-2:].tolist())
+        cut = cuts[verdict.which] if cuts else 0
         self._active[row.version] -= 1
         row.done(
             Draft(
                 version=row.version,
                 completion_ids=row.ids,
                 logprobs=row.logprobs,
+                cuts=cuts,
                 features=inputs,
-                verdict="show" if shown else "silent",
-                verdict_logprob=float(np.log(show if shown else 1.0 - show)),
-                show_probability=show,
-                text=text,
+                verdict="show" if verdict.shown else "silent",
+                verdict_logprob=verdict.logprob,
+                show_probability=verdict.show_probability,
+                cut=cut,
+                text=texts[cut - 1] if cut else "",
                 finish="stop" if stopped else "length",
             )
         )
 
 
 def base_files() -> dict[str, bytes]:
-    """The files of a base version: no adapter, a head that always shows."""
-    return {HEAD: silence.always().to_bytes()}
+    """The files of a base version: no adapter, a head that always shows the whole draft."""
+    return {verdicts.FILE: verdicts.always().to_bytes()}

@@ -3,14 +3,22 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-_POLICIES = (("before", "base (always shows)"), ("filter", "filter (no learning)"), ("after", "learned"))
+_POLICIES = (
+    ("before", "base (always shows)"),
+    ("filter", "filter (no learning)"),
+    ("cut_filter", "filter that cuts"),
+    ("after", "learned"),
+)
 _STAGES = ("collect", "score", "audit", "train", "gate", "canary", "settle")
 _SECTIONS = (("heldout", "Held-out files"), ("projects", "Projects never trained on"))
 _COMPARISONS = {
     "filter": "filter against base",
+    "cut_filter": "filter that cuts against base",
     "over_filter": "learned against filter",
+    "over_cut_filter": "learned against filter that cuts",
     "text_gain": "its text alone",
     "silence_gain": "its silence alone",
+    "cut_gain": "its cut alone",
 }
 DASH = "-"
 

@@ -2,7 +2,7 @@
 
 The action is the draft's tokens, then one verdict. With r the reward and b a baseline, the advantages are
 
-    draft tokens    r - b of the shown; 0 of the silent, whose draft nobody judged
+    draft tokens    r - b up to the cut that was shown; 0 behind it and of the silent, for nobody judged what nobody saw
     verdict         r: what silence would have earned is known without trying it, 0, and that is the exact baseline of a choice of two
 
 never divided by a standard deviation: that would weigh easy contexts like hard ones (Liu et al. 2025, "Understanding R1-Zero-like
@@ -14,14 +14,15 @@ means over what was shown, weighted like the batch, so that a flood of one user 
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from keepgrad.config import Train
 from keepgrad.errors import ConfigError, TrainError
-from keepgrad.policy.silence import FEATURES
+from keepgrad.policy.prompt import Prompter
+from keepgrad.policy.verdict import FEATURES, ends_word
 from keepgrad.records import Generation, Outcome, Place, Sample, Score, Tokens
 from keepgrad.reward import terms
 from keepgrad.reward.spec import Spec
@@ -51,10 +52,10 @@ def score(generation: Generation, outcome: Outcome, spec: Spec) -> Score:
     return Score(generation.id, "rewarded", outcome.reason, sum(by_term.values()), by_term, spec.hash, outcome.events)
 
 
-def samples(scored: Sequence[Scored], spec: Spec, train: Train, encode: Callable[[str], list[int]]) -> list[Sample]:
+def samples(scored: Sequence[Scored], spec: Spec, train: Train, prompter: Prompter) -> list[Sample]:
     """One sample per rewarded generation, in the order given; the others are left out.
 
-    `encode` gives the ids of plain text without special tokens. Raises TrainError if token arrays do not fit their generation (P2) or a
+    `prompter` is that of the model that drafted. Raises TrainError if token arrays do not fit their generation (P2) or a
     feature is not a number, ConfigError for an unknown `train.baseline`.
     """
     kept = [row for row in scored if row[3].place == "rewarded"]
@@ -66,11 +67,11 @@ def samples(scored: Sequence[Scored], spec: Spec, train: Train, encode: Callable
     weights = np.array([users[generation.user] for generation, *_ in kept])
     shown = np.array([outcome.end != "abstained" for _, _, outcome, _ in kept])
     rewards = np.array([found.reward for *_, found in kept])
-    features = _features([tokens for _, tokens, _, _ in kept])
+    features = _context_features([tokens for _, tokens, _, _ in kept])
     buckets = bucket_of(features, shown)
     advantages = np.where(shown, rewards - baselines(train.baseline, rewards, features, buckets, shown, weights), 0.0)
     return [
-        _sample(row, float(advantages[at]), float(weights[at]), int(buckets[at]), settled_ids(row, spec, encode))
+        _sample(row, float(advantages[at]), float(weights[at]), int(buckets[at]), settled_ids(row, spec, prompter), right(row, prompter))
         for at, row in enumerate(kept)
     ]
 
@@ -119,7 +120,7 @@ def baselines(
     return result
 
 
-def settled_ids(row: Scored, spec: Spec, encode: Callable[[str], list[int]]) -> list[int]:
+def settled_ids(row: Scored, spec: Spec, prompter: Prompter) -> list[int]:
     """Ids of the line the developer ended up with, its newline included, as a continuation of the prompt; empty if not known.
 
     A healed prompt leaves the space before the cursor to its continuation, so the line starts with it.
@@ -128,7 +129,25 @@ def settled_ids(row: Scored, spec: Spec, encode: Callable[[str], list[int]]) -> 
     line = outcome.settled_text.split("\n", 1)[0].rstrip()
     if not line or len(line) > spec.settled_chars or outcome.end == "abstained":
         return []
-    return list(encode((" " if generation.healed else "") + line + "\n"))
+    return prompter.encode_text((" " if generation.healed else "") + line + "\n")
+
+
+def right(row: Scored, prompter: Prompter) -> list[bool]:
+    """Of each cut, whether the line the developer ended up with starts with the draft up to it; empty if that line is not known.
+
+    What the developer wrote instead judges every cut of a draft, also those that were not shown.
+    """
+    generation, tokens, outcome, _ = row
+    line = outcome.settled_text.split("\n", 1)[0].rstrip()
+    if not line or outcome.end == "abstained":
+        return []
+    return [fits(prompter.clean(tokens.completion_ids[:cut], generation.healed), line) for cut in tokens.cuts]
+
+
+def fits(text: str, line: str) -> bool:
+    """Whether the line starts with the text, which ends where one of its words ends; blanks at their ends aside."""
+    text, line = text.rstrip(), line.rstrip()
+    return bool(text) and line.startswith(text) and ends_word(line, len(text))
 
 
 def _unrewarded(generation: Generation, place: Place, reason: str, spec: Spec, events: int) -> Score:
@@ -144,14 +163,25 @@ def _check(generation: Generation, tokens: Tokens, outcome: Outcome, found: Scor
             f"generation {name} has {len(tokens.completion_ids)} token ids, {len(tokens.logprobs)} log-probs and was served with "
             f"{generation.completion_tokens} tokens: nothing is padded or guessed; run `keepgrad audit`"
         )
+    if generation.cut not in (tokens.cuts or [0]) or len(tokens.features) != len(tokens.cuts):
+        raise TrainError(
+            f"generation {name} was cut at {generation.cut} of its cuts {tokens.cuts} and has {len(tokens.features)} rows of features, one "
+            "for each cut is wanted: another release served it, or its record is damaged; run `keepgrad audit`"
+        )
 
 
-def _features(rows: Sequence[Tokens]) -> Floats:
-    """(N, F). Raises TrainError if lengths differ or a value is not finite."""
-    lengths = {len(row.features) for row in rows}
+def _context_features(rows: Sequence[Tokens]) -> Floats:
+    """(N, F): the first cut's features, of which those of the context are the same at every cut; 0 for a blank draft, which has no cut.
+
+    Raises TrainError if their numbers differ or a value is not finite.
+    """
+    lengths = {len(cut) for row in rows for cut in row.features}
     if len(lengths) > 1:
         raise TrainError(f"samples of one batch have {sorted(lengths)} features: train on generations of one release only")
-    result = np.array([row.features for row in rows], dtype=np.float64).reshape(len(rows), lengths.pop())
+    result = np.zeros((len(rows), max(lengths, default=0)))
+    for at, row in enumerate(rows):
+        if row.features:
+            result[at] = row.features[0]
     odd = np.flatnonzero(~np.isfinite(result).all(axis=1))
     if len(odd):
         raise TrainError(f"generation {rows[odd[0]].generation} has a feature that is not a number: the engine that served it is at fault")
@@ -189,19 +219,24 @@ def _fitted(rewards: Floats, features: Floats, weights: Floats) -> Floats:
     return result
 
 
-def _sample(row: Scored, advantage: float, weight: float, bucket: int, settled: list[int]) -> Sample:
+def _sample(row: Scored, advantage: float, weight: float, bucket: int, settled: list[int], right: list[bool]) -> Sample:
     generation, tokens, outcome, found = row
+    unseen = len(tokens.completion_ids) - generation.cut
     return Sample(
         generation=generation.id,
         version=generation.version,
         prompt_ids=tokens.prompt_ids,
         completion_ids=tokens.completion_ids,
         logprobs=tokens.logprobs,
+        cuts=tokens.cuts,
         features=tokens.features,
+        cut=generation.cut,
+        right=right,
         shown=outcome.end != "abstained",
+        taken=terms.taken_share(outcome),
         verdict_logprob=generation.verdict_logprob,
         reward=found.reward,
-        advantages=[advantage] * len(tokens.completion_ids) + [found.reward],
+        advantages=[advantage] * generation.cut + [0.0] * unseen + [found.reward],
         settled_ids=settled,
         weight=weight,
         bucket=bucket,

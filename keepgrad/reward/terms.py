@@ -11,6 +11,7 @@ Real Copilot telemetry (CUPS, Mozannar et al. 2024) agrees that small is not bet
 accepted, of those above 40 one in two.
 """
 
+from keepgrad import stats
 from keepgrad.records import Generation, Outcome
 from keepgrad.reward.spec import Spec
 
@@ -31,9 +32,7 @@ def taken_size(generation: Generation, outcome: Outcome) -> int:
 
 def value(size: float, spec: Spec) -> float:
     """What taking `size` characters is worth: (1 + gain) k / (k + gain typical); 0 at 0, 1 at `size_typical`, below 1 + gain always."""
-    if size <= 0:
-        return 0.0
-    return (1 + spec.size_gain) * size / (size + spec.size_gain * spec.size_typical)
+    return float(stats.saturating(size, spec.size_gain, spec.size_typical))
 
 
 def accept(outcome: Outcome, spec: Spec) -> float:

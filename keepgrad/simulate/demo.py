@@ -45,8 +45,8 @@ KEYS = "developers.json"
 _ORG = "demo"
 _POLL_S = 0.5
 _READY_S = 300.0
-_HELDOUT, _PROJECTS = 1040, 520
-_EVALUATE_S = 180.0
+_HELDOUT, _PROJECTS = 1040, 320
+_EVALUATE_S = 270.0
 """Time kept free for the evaluation and the report."""
 _MIN_CYCLES_S = 60.0
 _DISK_GIB = 2.0
@@ -55,11 +55,11 @@ _DISK_GIB = 2.0
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """What `keepgrad demo` was asked for. `base` is the configuration that the demo's own starts from.
 
-    >>> Options(out=Path("keepgrad-demo"), minutes=10.0, seed=0, cycles=6)
+    >>> Options(out=Path("keepgrad-demo"), minutes=15.0, seed=0, cycles=6)
     """
 
     out: Path
-    minutes: float = 10.0
+    minutes: float = 15.0
     seed: int = 0
     cycles: int = 6
     developers: int = 48
@@ -75,7 +75,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 class Sizes(msgspec.Struct, frozen=True):
     """What differs between a real and a tiny run. Made by `_sizes`, eaten here.
 
-    >>> Sizes(heldout=1040, projects=520, evaluate_s=180.0, concurrency=48)
+    >>> Sizes(heldout=1040, projects=320, evaluate_s=270.0, concurrency=48)
     """
 
     heldout: int
@@ -190,9 +190,13 @@ def _configuration(options: Options, folder: Path, model: str) -> Config:
             ),
             cycle=change(base.cycle, window=48, mature_s=20.0),
         )
-    elif base.release == config.Release():
-        # Few users and little time: a canary that half of them meet and that ends soon. It mostly waits for conversations to end.
-        base = change(base, release=change(base.release, canary_share=0.5, canary_min=24, canary_max=72))
+    else:
+        if base.release == config.Release():
+            # Few users and little time: a canary that half of them meet and that ends soon. It mostly waits for conversations to end.
+            base = change(base, release=change(base.release, canary_share=0.5, canary_min=24, canary_max=72))
+        if base.cycle == config.Cycle():
+            # Developers pause while a candidate trains: who has just left the editor settles when they are back, in the next window.
+            base = change(base, cycle=change(base.cycle, mature_s=20.0))
     return change(
         base,
         model=change(base.model, path=model if not Path(model).expanduser().exists() else str(Path(model).expanduser().absolute())),

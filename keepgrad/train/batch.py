@@ -62,14 +62,17 @@ def minibatches(samples: Sequence[Sample], size: int, seed: int) -> list[list[in
 
 
 def rows(samples: Sequence[Sample], chosen: Sequence[int], settled_weight: float, policy_weight: float, most: int) -> Iterator[Rows]:
-    """Micro-batches of at most `most` samples, alike in length, so that little is padding. A silent sample has no draft row."""
-    order = sorted(chosen, key=lambda i: max(len(samples[i].completion_ids), len(samples[i].settled_ids)))
+    """Micro-batches of at most `most` samples, alike in length, so that little is padding.
+
+    A draft's row ends where the draft was cut; a silent sample has none.
+    """
+    order = sorted(chosen, key=lambda i: max(samples[i].cut, len(samples[i].settled_ids)))
     for at in range(0, len(order), most):
         plan = []
         for index in order[at : at + most]:
             sample = samples[index]
             if policy_weight and any(sample.advantages[:-1]):
-                plan.append((index, sample.completion_ids, False))
+                plan.append((index, sample.completion_ids[: sample.cut], False))
             if settled_weight and sample.settled_ids:
                 plan.append((index, sample.settled_ids, True))
         if plan:
@@ -93,8 +96,8 @@ def _rows(samples: Sequence[Sample], plan: Sequence[tuple[int, list[int], bool]]
         targets[at, :n] = torch.tensor(ids)
         learned[at, :n] = True
         if not settled:
-            behaviour[at, :n] = torch.tensor(sample.logprobs)
-            advantage[at, :n] = torch.tensor(sample.advantages[:-1])
+            behaviour[at, :n] = torch.tensor(sample.logprobs[:n])
+            advantage[at, :n] = torch.tensor(sample.advantages[:n])
     flags = torch.tensor([settled for _, _, settled in plan])
     weight = torch.tensor([samples[index].weight for index, _, _ in plan])
     return Rows(context, context_mask, inputs, targets, learned, behaviour, advantage, flags, weight, [index for index, _, _ in plan])

@@ -1,69 +1,95 @@
-"""Fits the silence head: which drafts are worth showing, from the rewards of those that were shown.
+"""Fits the verdict head: the chance that a draft, shown up to a cut, would be taken; from what was taken and what was written instead.
 
-Maximise  sum_i w_i |r_i| / p_i * log sigma(sign(r_i) z_i)  -  prior/2 |theta - theta_parent|^2   over theta = (w, b) of z = w . f + b.
+Maximise  sum_j w_j [ y_j log q_j + (1 - y_j) log(1 - q_j) ]  -  prior/2 |theta - theta_parent|^2,   q_j = sigma(theta . (f_j, 1)),
 
-The reward of silence is 0, so showing is right exactly where E[r | f] > 0, and that is where the maximum puts z > 0: reward-weighted
-regression (Dayan & Hinton 1997, Peters & Schaal 2007) with the mirrored action for negative rewards. p_i is the recorded probability of
-showing, so what the behaviour version kept silent more often than not counts for more where it was shown. A few scalars and a convex
-objective: it cannot collapse. The prior is the parent's head, so windows add up. Last, b is raised until the share `coverage` of this
-window's drafts would be shown: where few drafts are worth tau the reward alone would silence nearly everything, and teams want a stated
-frequency.
+over cuts j of the window's drafts. Of the cut that was shown, y is the share taken. Of the others, what the developer settled on says
+whether the draft up to there was right, and
+
+    y = t(f_j) if right, u if not,      t, u: how often what was shown and right, or wrong, was taken in this window
+
+so one suggestion teaches about all its cuts (hindsight, Andrychowicz et al. 2017, with the settled line as the goal reached). Which cut was
+shown depends on the features alone, so the regression needs no weights for it. A few numbers and a convex objective: it cannot collapse.
+The prior is the parent's head, so windows add up.
+
+What is shown follows from q and the reward spec (policy/verdict.py). The reward of silence is 0, so showing pays where the expected reward
+is above 0; where that is less often than the share `coverage` of all opportunities, the least worth that is shown is lowered until that
+share of this window would be shown: teams want a stated frequency.
 """
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import minimize
 
-from keepgrad.policy.silence import FEATURES, Head
+from keepgrad import stats
+from keepgrad.policy.verdict import FEATURES, SIZE, Head
 from keepgrad.records import Sample
+from keepgrad.reward.spec import Spec
 
+Floats = npt.NDArray[np.float64]
 _PRIOR = 4.0
-_SCALE = 4.0
+_HINDSIGHT = 0.5
+"""Weight of a cut that was judged by the settled line, against 1 for one that was shown."""
+_WRONG, _WRONG_WEIGHT = 0.03, 20.0
+"""What is wrong is taken now and then; the rate before anything is seen, and how many suggestions that counts for."""
+_FEWEST = 32
+"""Shown suggestions below which the parent's head stays."""
+_SIZES = [SIZE, FEATURES.index("finished")]
 
 
-def fit_head(parent: Head, samples: Sequence[Sample], coverage: float, explore: float, seed: int) -> Head:
-    """The child's head. Samples without features (e.g. at consent `metadata`) are left out; too few shown ones: the parent's head."""
-    used = [sample for sample in samples if sample.features]
-    shown = [sample for sample in used if sample.shown and sample.reward != 0]
-    if len(shown) < 32:
+def fit_head(parent: Head, samples: Sequence[Sample], spec: Spec, coverage: float) -> Head:
+    """The child's head; the parent's if too few suggestions were shown. Blank drafts have no cuts and count for the coverage only."""
+    drafted = [sample for sample in samples if sample.cuts]
+    shown = [sample for sample in drafted if sample.shown]
+    if len(shown) < _FEWEST:
         return parent
-    everything = np.array([sample.features for sample in used])
+    seen = np.array([sample.features[sample.cuts.index(sample.cut)] for sample in shown])
+    taken, weight = np.array([sample.taken for sample in shown]), np.array([sample.weight for sample in shown])
+    right = np.array([bool(sample.right) and sample.right[sample.cuts.index(sample.cut)] for sample in shown])
+    wrong = np.array([bool(sample.right) for sample in shown]) & ~right
+    taste = _logistic(seen[right][:, _SIZES], taken[right], weight[right], np.array(parent.taken or [0.0] * 3), 0.3)
+    careless = (_WRONG * _WRONG_WEIGHT + taken[wrong].sum()) / (_WRONG_WEIGHT + wrong.sum())
+
+    told = [(sample, at) for sample in shown if sample.right for at, cut in enumerate(sample.cuts) if cut != sample.cut]
+    others = np.array([sample.features[at] for sample, at in told]).reshape(-1, len(FEATURES))
+    if_right = stats.logistic(others[:, _SIZES] @ taste[:-1] + taste[-1])
+    others_taken = np.where([sample.right[at] for sample, at in told], if_right, careless)
+    others_weight = _HINDSIGHT * np.array([sample.weight for sample, _ in told])
+
+    rows, labels = np.vstack([seen, others]), np.concatenate([taken, others_taken])
+    weights = np.concatenate([weight, others_weight])
     if parent.always_show:
-        mean, sd = everything.mean(0), np.maximum(everything.std(0), 1e-3)
-        start = np.zeros(everything.shape[1] + 1)
+        mean, sd, start = rows.mean(0), np.maximum(rows.std(0), 1e-3), np.zeros(len(FEATURES) + 1)
     else:
-        mean, sd = np.array(parent.mean), np.array(parent.sd)
-        start = np.array([*parent.w, parent.prior_b])
-    f = (np.array([sample.features for sample in shown]) - mean) / sd
-    reward = np.array([sample.reward for sample in shown])
-    chance = np.exp(np.array([sample.verdict_logprob for sample in shown]))
-    weight = np.abs(reward) * np.array([sample.weight for sample in shown]) / np.maximum(chance, explore)
-    theta = _fit(f, np.sign(reward), weight / weight.mean(), start, _PRIOR if not parent.always_show else 1.0)
-    z = ((everything - mean) / sd) @ theta[:-1] + theta[-1]
-    drawable = everything[:, FEATURES.index("log_chars")] > 0  # an empty draft is never shown, however sure it is
-    cut = float(np.quantile(z[drawable], 1 - min(coverage / drawable.mean(), 1.0)))
-    return Head(
+        mean, sd, start = np.array(parent.mean), np.array(parent.sd), np.array([*parent.w, parent.b])
+    theta = _logistic((rows - mean) / sd, labels, weights, start, _PRIOR)
+    head = Head(
         mean=mean.tolist(),
         sd=sd.tolist(),
         w=theta[:-1].tolist(),
-        b=float(theta[-1] + max(0.0, -cut)),
-        prior_b=float(theta[-1]),
-        scale=_SCALE,
+        b=float(theta[-1]),
+        tau=spec.tau,
+        size_gain=spec.size_gain,
+        size_typical=spec.size_typical,
+        taken=taste.tolist(),
     )
+    worth = [head.best(np.array(sample.features))[1] for sample in drafted]
+    floor = float(np.quantile(worth, 1 - min(coverage * len(samples) / len(drafted), 1.0)))
+    return msgspec.structs.replace(head, least=min(floor, 0.0))
 
 
-def _fit(
-    f: npt.NDArray[np.float64], sign: npt.NDArray[np.float64], weight: npt.NDArray[np.float64], start: npt.NDArray[np.float64], prior: float
-) -> npt.NDArray[np.float64]:
-    design = np.column_stack([f, np.ones(len(f))])
+def _logistic(features: Floats, labels: Floats, weights: Floats, start: Floats, prior: float) -> Floats:
+    """Weights and, last, constant of a logistic regression on labels in [0, 1], drawn towards `start`; the constant hardly."""
+    design = np.column_stack([features, np.ones(len(features))])
+    pull = np.array([prior] * features.shape[1] + [0.01])
 
-    def objective(theta: npt.NDArray[np.float64]) -> tuple[float, npt.NDArray[np.float64]]:
-        margin = sign * (design @ theta)
-        value = float((weight * np.logaddexp(0, -margin)).sum() + prior / 2 * ((theta - start) ** 2).sum())
-        slope = -(weight * sign / (1 + np.exp(np.clip(margin, -50, 50)))) @ design + prior * (theta - start)
+    def objective(theta: Floats) -> tuple[float, Floats]:
+        z, gap = design @ theta, theta - start
+        value = float(weights @ (np.logaddexp(0, z) - labels * z) + pull @ gap**2 / 2)
+        slope: Floats = (weights * (stats.logistic(z) - labels)) @ design + pull * gap
         return value, slope
 
-    result: npt.NDArray[np.float64] = minimize(objective, start, jac=True, method="L-BFGS-B").x
+    result: Floats = minimize(objective, start, jac=True, method="L-BFGS-B").x
     return result

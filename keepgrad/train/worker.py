@@ -1,4 +1,4 @@
-"""The training step, read top to bottom: parent weights, minibatches, loss, optimizer, silence head, new version.
+"""The training step, read top to bottom: parent weights, minibatches, loss, optimizer, verdict head, new version.
 
 The state is written after every minibatch, so a killed step resumes where it was and ends in the same version.
 """
@@ -17,10 +17,11 @@ from transformers import DynamicCache
 from keepgrad.config import Config
 from keepgrad.errors import TrainError
 from keepgrad.policy import model as models
-from keepgrad.policy import silence
-from keepgrad.policy.engine import HEAD, WEIGHTS
+from keepgrad.policy import verdict as verdicts
+from keepgrad.policy.engine import WEIGHTS
 from keepgrad.policy.versions import Store
 from keepgrad.records import Sample, Version
+from keepgrad.reward.spec import Spec
 from keepgrad.train import batch as batching
 from keepgrad.train import health as healths
 from keepgrad.train import loss as losses
@@ -53,7 +54,7 @@ class Worker:
         parent: str,
         samples: Sequence[Sample],
         window: str,
-        spec: str,
+        spec: Spec,
         seed: int,
         scratch: Path,
         progress: Progress = lambda done, total: None,
@@ -83,9 +84,9 @@ class Worker:
             optimizer.step()
             self._checkpoint(scratch, step + 1, model, optimizer, names, meter)
             progress(step + 1, len(parts))
-        head = fit_head(self._head(parent), samples, train.coverage, train.explore, seed)
+        head = fit_head(self._head(parent), samples, spec, train.coverage)
         files = self._files(model, optimizer, names, head)
-        version = self._store.write(files, parent=parent, model=self._fingerprint, window=window, spec=spec, seed=seed)
+        version = self._store.write(files, parent=parent, model=self._fingerprint, window=window, spec=spec.hash, seed=seed)
         health = meter.summary(samples, ratio_cap=train.ratio_cap) | {"steps": len(parts), "seconds": round(time.monotonic() - began, 2)}
         self._base = model.unload() if train.mode == "lora" else None
         return version, health
@@ -95,7 +96,7 @@ class Worker:
     def _accumulate(self, model: Any, samples: Sequence[Sample], chosen: Sequence[int], meter: healths.Meter) -> float:
         """Gradients of one minibatch, added up over micro-batches; returns the loss."""
         train, total = self._config.train, 0.0
-        sampled = float(sum(len(samples[i].completion_ids) for i in chosen if any(samples[i].advantages[:-1]))) or 1.0
+        sampled = float(sum(samples[i].cut for i in chosen if any(samples[i].advantages[:-1]))) or 1.0
         settled = float(sum(len(samples[i].settled_ids) for i in chosen)) or 1.0
         for rows in batching.rows(samples, chosen, train.settled_weight, train.policy_weight, _MICRO):
             logp, entropy = self._logps(model, rows)
@@ -188,12 +189,12 @@ class Worker:
             )
         return model.eval()
 
-    def _head(self, parent: str) -> silence.Head:
-        return silence.from_bytes((self._store.path(parent) / HEAD).read_bytes())
+    def _head(self, parent: str) -> verdicts.Head:
+        return verdicts.from_bytes((self._store.path(parent) / verdicts.FILE).read_bytes())
 
-    def _files(self, model: Any, optimizer: Any, names: list[str], head: silence.Head) -> dict[str, bytes]:
-        """What the candidate consists of: weights, silence head, and the optimizer's state for whoever trains on from it."""
-        files = {HEAD: head.to_bytes(), OPTIMIZER: save(_moments(optimizer, names))}
+    def _files(self, model: Any, optimizer: Any, names: list[str], head: verdicts.Head) -> dict[str, bytes]:
+        """What the candidate consists of: weights, verdict head, and the optimizer's state for whoever trains on from it."""
+        files = {verdicts.FILE: head.to_bytes(), OPTIMIZER: save(_moments(optimizer, names))}
         if self._config.train.mode == "full":
             files[WEIGHTS] = save({n: p.detach().to(self._kind).contiguous() for n, p in model.named_parameters() if p.requires_grad})
             return files

@@ -26,8 +26,8 @@ from keepgrad.gateway.writer import MAX_WAITING
 from keepgrad.ledger import Ledger
 from keepgrad.policy import model, server
 from keepgrad.policy.client import EngineClient
-from keepgrad.policy.engine import ADAPTER, HEAD, base_files
-from keepgrad.policy.silence import always
+from keepgrad.policy.engine import ADAPTER, base_files
+from keepgrad.policy.verdict import FILE, always
 from keepgrad.policy.versions import Store
 from keepgrad.records import Event, EventKind, TabRequest, Traffic, Version, uuid7
 
@@ -99,7 +99,7 @@ def adapter_files(tiny: Path, folder: Path, seed: int) -> dict[str, bytes]:
     )
     wrapped.save_pretrained(folder)
     files = {name: (folder / name).read_bytes() for name in ADAPTER}
-    return {**files, HEAD: always().to_bytes(), "from_last": b""}
+    return {**files, FILE: always().to_bytes(), "from_last": b""}
 
 
 def ask(conversation: str = "c-1", **fields: Any) -> dict[str, Any]:

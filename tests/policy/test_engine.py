@@ -1,9 +1,11 @@
 """The engine on a real tiny model: exact log-probs, versions side by side, batching that changes nothing."""
 
 import asyncio
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,11 +13,15 @@ from keepgrad.config import Config, Model, Server, Train
 from keepgrad.config import Engine as EngineConfig
 from keepgrad.errors import ModelError, VersionError
 from keepgrad.policy import model as models
+from keepgrad.policy import verdict as verdicts
 from keepgrad.policy.engine import Engine, base_files
+from keepgrad.policy.verdict import FEATURES
 from keepgrad.policy.versions import Store
 from keepgrad.records import Draft, EngineRequest, Sample, Sampling, Version
+from keepgrad.reward.spec import load
 from keepgrad.train.worker import Worker
 
+SPEC = load()
 PREFIXES = [
     "import os\n\n\ndef walk(path):\n    ",
     "class A:\n    def __init__(self, name):\n        self.name = ",
@@ -63,8 +69,12 @@ def samples(engine: Engine, version: str, count: int = 8) -> list[Sample]:
                 prompt_ids=request.prompt_ids,
                 completion_ids=draft.completion_ids,
                 logprobs=draft.logprobs,
-                features=draft.features,
+                cuts=[len(draft.completion_ids)],
+                features=draft.features[-1:] or [[0.0] * len(FEATURES)],
+                cut=len(draft.completion_ids),
+                right=[False],
                 shown=True,
+                taken=float(reward > 0),
                 verdict_logprob=0.0,
                 reward=reward,
                 advantages=[reward] * (len(draft.completion_ids) + 1),
@@ -81,7 +91,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Config, 
     config, store, base = make(tmp_path_factory.mktemp("engine"))
     engine = Engine(config, store)
     engine.start()
-    version, _ = Worker(config, store).run(base.id, samples(engine, base.id), "w-1", "spec", 1, config.root / "scratch")
+    version, _ = Worker(config, store).run(base.id, samples(engine, base.id), "w-1", SPEC, 1, config.root / "scratch")
     yield config, store, engine, base, version
     engine.stop()
 
@@ -153,14 +163,22 @@ def test_sampling_follows_the_distribution(trained: tuple[Config, Store, Engine,
     assert likely and statistic < chi2.ppf(0.9999, len(likely))
 
 
-def test_verdict_has_its_own_logprob_and_exploration_keeps_a_floor(trained: tuple[Config, Store, Engine, Version, Version]) -> None:
-    import math
-
-    config, _, engine, _, version = trained
-    seen = [drafts[0] for drafts in ask(engine, requests(engine, [version.id], 32)) if drafts[0].text.strip()]
+def test_a_verdict_is_drawn_with_the_probability_it_records(trained: tuple[Config, Store, Engine, Version, Version]) -> None:
+    """Cuts end words of the very draft, exploration keeps its floors, and what is recorded is what the head says of these features."""
+    config, store, engine, _, version = trained
+    head, explore = verdicts.from_bytes((store.path(version.id) / verdicts.FILE).read_bytes()), config.train.explore
+    seen = [drafts[0] for drafts in ask(engine, requests(engine, [version.id], 32)) if drafts[0].cuts]
+    assert len(seen) > 8
     for draft in seen:
-        assert draft.show_probability >= config.train.explore - 1e-9
-        chance = draft.show_probability if draft.verdict == "show" else 1 - draft.show_probability
+        assert draft.cuts == sorted(set(draft.cuts)) and draft.cut in draft.cuts and len(draft.features) == len(draft.cuts)
+        assert draft.text.strip() and engine.prompter.decode(draft.completion_ids[: draft.cut]).strip().startswith(draft.text.strip())
+        which = draft.cuts.index(draft.cut)
+        worth = head.worth(np.array(draft.features)) if not head.always_show else np.full(len(draft.cuts), np.inf)
+        chosen = np.full(len(draft.cuts), explore / len(draft.cuts))
+        chosen[len(draft.cuts) - 1 if head.always_show else int(worth.argmax())] += 1 - explore
+        show = explore + (1 - explore) / (1 + np.exp(-head.scale * (worth - head.least)))
+        assert draft.show_probability == pytest.approx(show[which]) and draft.show_probability >= explore - 1e-9
+        chance = chosen[which] * show[which] if draft.verdict == "show" else float(chosen @ (1 - show))
         assert draft.verdict_logprob == pytest.approx(math.log(chance))
 
 

@@ -21,7 +21,7 @@ def contexts(count: int, per_file: int = 2) -> list[Context]:
 
 
 def draft(text: str, version: str = "v", shown: bool = True) -> Draft:
-    return Draft(version, [1], [-0.1], [0.0], "show" if shown else "silent", 0.0, 1.0 if shown else 0.0, text, "stop")
+    return Draft(version, [1], [-0.1], [1], [[0.0]], "show" if shown else "silent", 0.0, 1.0 if shown else 0.0, 1, text, "stop")
 
 
 def drafts(pool: Sequence[Context], right: float, shown: float, luck: int, version: str = "v") -> list[Draft]:

@@ -10,9 +10,8 @@ from keepgrad.errors import TrainError
 from keepgrad.policy.engine import Engine
 from keepgrad.records import Sample
 from keepgrad.train import batch
-from keepgrad.train.head import fit_head
 from keepgrad.train.worker import Worker
-from tests.policy.test_engine import make, samples
+from tests.policy.test_engine import SPEC, make, samples
 
 
 def _sampled(folder: Path, **train: object) -> tuple[Worker, str, list[Sample], Path]:
@@ -32,9 +31,9 @@ def _sampled(folder: Path, **train: object) -> tuple[Worker, str, list[Sample], 
 def test_first_minibatch_is_on_policy_and_the_step_moves(tmp_path: Path, settings: dict[str, object]) -> None:
     """Sampler and trainer agree on every token: in float32 the ratio of the first minibatch is 1 to 1e-4."""
     worker, base, made, scratch = _sampled(tmp_path, minibatch=12, **settings)
-    version, health = worker.run(base, made, "w-1", "spec", 3, scratch)
+    version, health = worker.run(base, made, "w-1", SPEC, 3, scratch)
     assert health["steps"] == 1 and health["ratio_mean"] == pytest.approx(1.0, abs=1e-4) and health["ratio_sd"] < 1e-3
-    again, second = worker.run(version.id, made, "w-2", "spec", 3, scratch / "second")
+    again, second = worker.run(version.id, made, "w-2", SPEC, 3, scratch / "second")
     assert again.parent == version.id and again.id != version.id
     assert second["settled_logp"] > health["settled_logp"], "the developer's own line must have become likelier"
     assert second["ratio_sd"] > 1e-3
@@ -42,7 +41,7 @@ def test_first_minibatch_is_on_policy_and_the_step_moves(tmp_path: Path, setting
 
 def test_same_input_same_version_and_resumed_is_the_same(tmp_path: Path) -> None:
     worker, base, made, scratch = _sampled(tmp_path)
-    whole, health = worker.run(base, made, "w-1", "spec", 5, scratch / "a")
+    whole, health = worker.run(base, made, "w-1", SPEC, 5, scratch / "a")
 
     class Killed(Exception):
         pass
@@ -53,8 +52,8 @@ def test_same_input_same_version_and_resumed_is_the_same(tmp_path: Path) -> None
             raise Killed
 
     with pytest.raises(Killed):
-        worker.run(base, made, "w-1", "spec", 5, scratch / "b", progress=die)
-    resumed, resumed_health = Worker(worker._config, worker._store).run(base, made, "w-1", "spec", 5, scratch / "b")
+        worker.run(base, made, "w-1", SPEC, 5, scratch / "b", progress=die)
+    resumed, resumed_health = Worker(worker._config, worker._store).run(base, made, "w-1", SPEC, 5, scratch / "b")
     assert resumed.id == whole.id
     assert {k: v for k, v in resumed_health.items() if k != "seconds"} == {k: v for k, v in health.items() if k != "seconds"}
 
@@ -62,7 +61,7 @@ def test_same_input_same_version_and_resumed_is_the_same(tmp_path: Path) -> None
 def test_reward_moves_probability(tmp_path: Path) -> None:
     worker, base, made, scratch = _sampled(tmp_path, settled_weight=0.0, minibatch=12, lr=0.01)
     for turn in range(4):
-        version, _ = worker.run(base, made, f"w-{turn}", "spec", turn, scratch / str(turn))
+        version, _ = worker.run(base, made, f"w-{turn}", SPEC, turn, scratch / str(turn))
         base = version.id
     model = worker._trainable(base, 0)
     gains = []
@@ -90,51 +89,11 @@ def test_packed_and_cached_logps_agree(tmp_path: Path) -> None:
 def test_refusals(tmp_path: Path) -> None:
     worker, base, made, scratch = _sampled(tmp_path)
     with pytest.raises(TrainError, match="no sample"):
-        worker.run(base, [], "w-1", "spec", 0, scratch / "0")
+        worker.run(base, [], "w-1", SPEC, 0, scratch / "0")
     short = msgspec.structs.replace(made[0], logprobs=made[0].logprobs[:-1] if len(made[0].logprobs) > 1 else [])
     with pytest.raises(TrainError, match=f"generation {made[0].generation}"):
-        worker.run(base, [short, *made[1:]], "w-1", "spec", 0, scratch / "1")
+        worker.run(base, [short, *made[1:]], "w-1", SPEC, 0, scratch / "1")
     broken = msgspec.structs.replace(made[0], advantages=[float("nan")] * len(made[0].advantages))
     with pytest.raises(TrainError, match="loss of minibatch"):
-        worker.run(base, [broken, *made[1:]], "w-1", "spec", 0, scratch / "2")
+        worker.run(base, [broken, *made[1:]], "w-1", SPEC, 0, scratch / "2")
     assert worker._store.list()[-1].id == base, "nothing was published and the parent is as it was"
-
-
-def test_head_learns_what_is_worth_showing_and_keeps_its_coverage(tmp_path: Path) -> None:
-    import numpy as np
-
-    from keepgrad.policy.silence import FEATURES, always
-
-    draw = np.random.default_rng(0)
-    made = []
-    for index in range(600):
-        features = draw.normal(size=len(FEATURES)).tolist()
-        features[FEATURES.index("log_chars")] = abs(features[FEATURES.index("log_chars")])
-        good = draw.random() < 1 / (1 + np.exp(-2 * features[2] + 1.5))
-        made.append(Sample(f"g{index}", "v", [1, 2], [3], [-0.1], features, True, 0.0, 0.75 if good else -0.25, [0.0, 0.0], [], 1.0, 0))
-    head = fit_head(always(), made[:400], 0.6, 0.1, 0)
-    held = np.array([sample.features for sample in made[400:]])
-    z, good = head.logit(held), np.array([sample.reward > 0 for sample in made[400:]])
-    assert abs((z >= 0).mean() - 0.6) < 0.12
-    assert good[z >= 0].mean() > good.mean() * 1.3
-    assert fit_head(head, made[:10], 0.6, 0.1, 0) is head
-
-
-def test_coverage_is_of_all_opportunities_and_empty_drafts_are_not_shown() -> None:
-    """A fifth of the drafts is empty, and sure of it: the floor of 0.6 then takes three quarters of the others."""
-    import numpy as np
-
-    from keepgrad.policy.silence import FEATURES, always
-
-    draw = np.random.default_rng(1)
-    made, chars = [], FEATURES.index("log_chars")
-    for index in range(500):
-        features = draw.normal(size=len(FEATURES)).tolist()
-        features[chars] = 0.0 if index % 5 == 0 else 1.0 + draw.random()
-        if not features[chars]:
-            features[2] = 9.0
-        reward = 0.0 if not features[chars] else 0.75 if draw.random() < 1 / (1 + np.exp(3 - features[2])) else -0.25
-        made.append(Sample(f"g{index}", "v", [1, 2], [3], [-0.1], features, reward != 0, 0.0, reward, [0.0, 0.0], [], 1.0, 0))
-    head = fit_head(always(), made, 0.6, 0.1, 0)
-    f = np.array([sample.features for sample in made])
-    assert ((head.logit(f) >= 0) & (f[:, chars] > 0)).mean() == pytest.approx(0.6, abs=0.01)
