@@ -62,12 +62,14 @@ class Train(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Adapt only the last k layers; 0: all."""
     adapt_from: str = "last"
     """`last`: only from the last context token on, so the context's KV is the base's and shared by all versions; `all`: everywhere."""
-    lr: float = 3e-4
+    lr: float = 5e-4
     """AdamW's learning rate."""
     clip: float = 1.0
     """Largest norm of the gradient; longer ones are scaled down to it."""
     minibatch: int = 64
-    """Samples per optimizer step."""
+    """Drafts per optimizer step."""
+    settled_minibatch: int = 16
+    """Settled lines per optimizer step: smaller, since they carry less noise than rewards do."""
     ratio_cap: float = 2.0
     """Importance ratios against the recorded log-probs are truncated here."""
     baseline: str = "bucket"

@@ -1,6 +1,6 @@
 """Samples to tensors: rows of continuations behind their contexts, log-probs asked for only where something is learned.
 
-A row is one continuation of one sample: its draft (policy-gradient term) or the developer's settled line (distillation term).
+A row is one continuation of one sample: its draft up to the cut (policy gradient) or the developer's settled line (distillation).
 Shapes: R rows, C longest context, T longest continuation, N learned positions of a packed row.
 """
 
@@ -15,8 +15,8 @@ from keepgrad.records import Sample
 
 class Rows(NamedTuple):
     """Padded rows of one micro-batch. `context` [R, C] left-padded without its last token; `inputs` [R, T] from the last context token on;
-    `targets` [R, T] with `learned` [R, T] true where a target stands; `behaviour` and `advantage` [R, T] of draft rows (0 elsewhere);
-    `settled` [R] true for distillation rows; `weight` [R]; `samples` the index of each row's sample."""
+    `targets` [R, T] with `learned` [R, T] true where a target stands; `behaviour` and `advantage` [R, T] of drafts, 0 for settled lines,
+    which `settled` says they are; `weight` [R]."""
 
     context: torch.Tensor
     context_mask: torch.Tensor
@@ -25,9 +25,8 @@ class Rows(NamedTuple):
     learned: torch.Tensor
     behaviour: torch.Tensor
     advantage: torch.Tensor
-    settled: torch.Tensor
+    settled: bool
     weight: torch.Tensor
-    samples: list[int]
 
 
 class Packed(NamedTuple):
@@ -52,55 +51,51 @@ def check(samples: Sequence[Sample]) -> None:
             )
 
 
-def minibatches(samples: Sequence[Sample], size: int, seed: int) -> list[list[int]]:
+def drafted(sample: Sample) -> bool:
+    """Whether its draft is learned from: not if nobody saw it, and not if it was just as expected."""
+    return any(sample.advantages[:-1])
+
+
+def continuation(sample: Sample, settled: bool) -> list[int]:
+    """Ids of the settled line, or of the draft up to where it was cut."""
+    return sample.settled_ids if settled else sample.completion_ids[: sample.cut]
+
+
+def minibatches(chosen: Sequence[int], size: int, seed: int) -> list[list[int]]:
     """Indices of samples, shuffled by seed, in minibatches of `size`; a last one under half of that joins the one before."""
-    order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(seed)).tolist()
+    order = [chosen[at] for at in torch.randperm(len(chosen), generator=torch.Generator().manual_seed(seed)).tolist()]
     parts = [order[at : at + size] for at in range(0, len(order), size)]
     if len(parts) > 1 and len(parts[-1]) < size // 2:
         parts[-2] += parts.pop()
     return parts
 
 
-def rows(samples: Sequence[Sample], chosen: Sequence[int], settled_weight: float, policy_weight: float, most: int) -> Iterator[Rows]:
-    """Micro-batches of at most `most` samples, alike in length, so that little is padding.
-
-    A draft's row ends where the draft was cut; a silent sample has none.
-    """
-    order = sorted(chosen, key=lambda i: max(samples[i].cut, len(samples[i].settled_ids)))
+def rows(samples: Sequence[Sample], chosen: Sequence[int], settled: bool, most: int) -> Iterator[Rows]:
+    """Micro-batches of at most `most` rows, alike in length, so that little is padding: settled lines or drafts of the chosen samples."""
+    order = sorted(chosen, key=lambda i: len(continuation(samples[i], settled)))
     for at in range(0, len(order), most):
-        plan = []
-        for index in order[at : at + most]:
-            sample = samples[index]
-            if policy_weight and any(sample.advantages[:-1]):
-                plan.append((index, sample.completion_ids[: sample.cut], False))
-            if settled_weight and sample.settled_ids:
-                plan.append((index, sample.settled_ids, True))
-        if plan:
-            yield _rows(samples, plan)
+        yield _rows([samples[i] for i in order[at : at + most]], settled)
 
 
-def _rows(samples: Sequence[Sample], plan: Sequence[tuple[int, list[int], bool]]) -> Rows:
-    count = len(plan)
-    width = max(len(samples[index].prompt_ids) for index, _, _ in plan) - 1
-    length = max(len(ids) for _, ids, _ in plan)
+def _rows(samples: Sequence[Sample], settled: bool) -> Rows:
+    count, ids = len(samples), [continuation(sample, settled) for sample in samples]
+    width, length = max(len(sample.prompt_ids) for sample in samples) - 1, max(len(row) for row in ids)
     context, context_mask = (torch.zeros(count, width, dtype=torch.long) for _ in range(2))
     inputs, targets = (torch.zeros(count, length, dtype=torch.long) for _ in range(2))
     learned = torch.zeros(count, length, dtype=torch.bool)
     behaviour, advantage = (torch.zeros(count, length) for _ in range(2))
-    for at, (index, ids, settled) in enumerate(plan):
-        sample, n = samples[index], len(ids)
-        prompt = sample.prompt_ids
+    for at, (sample, row) in enumerate(zip(samples, ids, strict=True)):
+        prompt, n = sample.prompt_ids, len(row)
         context[at, width - len(prompt) + 1 :] = torch.tensor(prompt[:-1])
         context_mask[at, width - len(prompt) + 1 :] = 1
-        inputs[at, :n] = torch.tensor([prompt[-1], *ids[:-1]])
-        targets[at, :n] = torch.tensor(ids)
+        inputs[at, :n] = torch.tensor([prompt[-1], *row[:-1]])
+        targets[at, :n] = torch.tensor(row)
         learned[at, :n] = True
         if not settled:
             behaviour[at, :n] = torch.tensor(sample.logprobs[:n])
             advantage[at, :n] = torch.tensor(sample.advantages[:n])
-    flags = torch.tensor([settled for _, _, settled in plan])
-    weight = torch.tensor([samples[index].weight for index, _, _ in plan])
-    return Rows(context, context_mask, inputs, targets, learned, behaviour, advantage, flags, weight, [index for index, _, _ in plan])
+    weight = torch.tensor([sample.weight for sample in samples])
+    return Rows(context, context_mask, inputs, targets, learned, behaviour, advantage, settled, weight)
 
 
 def pack(batch: Rows) -> Packed:

@@ -29,13 +29,14 @@ class Meter:
         self._drift = 0.0
         self._first: list[float] = []
 
-    def add(self, policy: Policy, entropy: torch.Tensor, settled: torch.Tensor) -> None:
-        """One micro-batch: ratios of sampled tokens, their entropies, log-probs of settled tokens."""
+    def settled(self, logp: torch.Tensor) -> None:
+        """One micro-batch of settled lines: log-probs of their tokens."""
+        self._sums["settled"] += float(logp.sum())
+        self._sums["settled_n"] += logp.numel()
+
+    def sampled(self, policy: Policy, entropy: torch.Tensor) -> None:
+        """One micro-batch of drafts: ratios of their tokens, and entropies."""
         sums, ratio, log_ratio = self._sums, policy.ratio, policy.log_ratio
-        sums["settled"] += float(settled.sum())
-        sums["settled_n"] += settled.numel()
-        if not ratio.numel():
-            return
         sums["n"] += ratio.numel()
         sums["ratio"] += float(ratio.sum())
         sums["ratio2"] += float(ratio.square().sum())

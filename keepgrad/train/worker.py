@@ -1,5 +1,8 @@
 """The training step, read top to bottom: parent weights, minibatches, loss, optimizer, verdict head, new version.
 
+First the drafts (policy gradient), while the policy is still the one that wrote them; then the settled lines (distillation), which are
+nobody's samples and need no ratio. Together in one minibatch, the second would take the policy away from under the first.
+
 The state is written after every minibatch, so a killed step resumes where it was and ends in the same version.
 """
 
@@ -70,12 +73,12 @@ class Worker:
         parameters = [p for p in model.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(parameters, lr=train.lr, weight_decay=0.0)
         names = [name for name, p in model.named_parameters() if p.requires_grad]
-        parts = batching.minibatches(samples, train.minibatch, seed)
+        parts = self._parts(samples, seed)
         meter = healths.Meter()
         done = self._restore(scratch, parent, model, optimizer, names, meter)
         for step in range(done, len(parts)):
             optimizer.zero_grad(set_to_none=True)
-            loss = self._accumulate(model, samples, parts[step], meter)
+            loss = self._accumulate(model, samples, *parts[step], meter)
             if not torch.isfinite(torch.tensor(loss)):
                 raise TrainError(
                     f"the loss of minibatch {step + 1} of {len(parts)} in {window} is {loss}: lower [train] lr; {parent} still serves"
@@ -93,32 +96,39 @@ class Worker:
 
     # ---- one minibatch
 
-    def _accumulate(self, model: Any, samples: Sequence[Sample], chosen: Sequence[int], meter: healths.Meter) -> float:
+    def _parts(self, samples: Sequence[Sample], seed: int) -> list[tuple[list[int], bool]]:
+        """Minibatches in order, each with whether it is of settled lines: all drafts first."""
+        train = self._config.train
+        drafted = [at for at, sample in enumerate(samples) if train.policy_weight and batching.drafted(sample)]
+        settled = [at for at, sample in enumerate(samples) if train.settled_weight and sample.settled_ids]
+        drafts, lines = batching.minibatches(drafted, train.minibatch, seed), batching.minibatches(settled, train.settled_minibatch, seed)
+        return [(chosen, False) for chosen in drafts] + [(chosen, True) for chosen in lines]
+
+    def _accumulate(self, model: Any, samples: Sequence[Sample], chosen: Sequence[int], settled: bool, meter: healths.Meter) -> float:
         """Gradients of one minibatch, added up over micro-batches; returns the loss."""
         train, total = self._config.train, 0.0
-        sampled = float(sum(samples[i].cut for i in chosen if any(samples[i].advantages[:-1]))) or 1.0
-        settled = float(sum(len(samples[i].settled_ids) for i in chosen)) or 1.0
-        for rows in batching.rows(samples, chosen, train.settled_weight, train.policy_weight, _MICRO):
+        tokens = float(sum(len(batching.continuation(samples[i], settled)) for i in chosen))
+        for rows in batching.rows(samples, chosen, settled, _MICRO):
             logp, entropy = self._logps(model, rows)
-            drafted = rows.learned & ~rows.settled[:, None]
-            policy = losses.policy_gradient(logp, rows.behaviour, rows.advantage, drafted, rows.weight, train.ratio_cap, sampled)
-            written = rows.learned & rows.settled[:, None]
-            loss = train.policy_weight * policy.loss + train.settled_weight * losses.distillation(logp, written, rows.weight, settled)
-            if train.kl_weight:
-                with torch.no_grad(), model.disable_adapter():
-                    base, _ = self._logps(model, rows)
-                loss = loss + train.kl_weight * losses.kl_to_base(logp, base, drafted, sampled)
-            if loss.requires_grad:
-                loss.backward()
+            if settled:
+                loss = train.settled_weight * losses.distillation(logp, rows.learned, rows.weight, tokens)
+                meter.settled(logp.detach()[rows.learned])
+            else:
+                policy = losses.policy_gradient(logp, rows.behaviour, rows.advantage, rows.learned, rows.weight, train.ratio_cap, tokens)
+                loss = train.policy_weight * policy.loss
+                if train.kl_weight:
+                    with torch.no_grad(), model.disable_adapter():
+                        base, _ = self._logps(model, rows)
+                    loss = loss + train.kl_weight * losses.kl_to_base(logp, base, rows.learned, tokens)
+                meter.sampled(policy, entropy[rows.learned])
+            loss.backward()
             total += float(loss.detach())
-            meter.add(policy, entropy[drafted], logp.detach()[written])
         return total
 
     def _logps(self, model: Any, rows: batching.Rows) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-prob of each target [R, T] and entropy [R, T]: drafts at the temperature they were sampled with, settled lines at 1."""
         logits = self._from_last(model, rows) if self._config.train.adapt_from == "last" else self._packed(model, rows)
-        heat = torch.where(rows.settled, 1.0, self._config.model.temperature)[:, None].expand(rows.learned.shape)[rows.learned]
-        warm = torch.log_softmax(logits.float() / heat[:, None], -1)
+        warm = torch.log_softmax(logits.float() / (1.0 if rows.settled else self._config.model.temperature), -1)
         found = torch.zeros(rows.learned.shape)
         entropy = torch.zeros(rows.learned.shape)
         found[rows.learned] = warm.gather(1, rows.targets[rows.learned][:, None])[:, 0]
@@ -127,17 +137,11 @@ class Worker:
         return found, entropy
 
     def _from_last(self, model: Any, rows: batching.Rows) -> torch.Tensor:
-        """Logits [N, V] where the context's KV is the base's: computed once per sample without gradient, shared by its rows."""
-        owners = list(dict.fromkeys(rows.samples))
-        first = torch.tensor([rows.samples.index(owner) for owner in owners])
-        cache = DynamicCache()
+        """Logits [N, V] where the context's KV is the base's: computed without gradient."""
+        cache, mask = DynamicCache(), rows.context_mask
         with torch.no_grad(), model.disable_adapter(), self._autocast():
-            mask = rows.context_mask[first]
             positions, last = (mask.cumsum(1) - 1).clamp(min=0), torch.tensor([mask.shape[1] - 1])
-            model(
-                input_ids=rows.context[first], attention_mask=mask, position_ids=positions, cache=cache, use_cache=True, logits_to_keep=last
-            )
-        cache.batch_select_indices(torch.tensor([owners.index(sample) for sample in rows.samples]))
+            model(input_ids=rows.context, attention_mask=mask, position_ids=positions, cache=cache, use_cache=True, logits_to_keep=last)
         full = torch.cat([rows.context_mask, rows.learned.long()], 1)
         positions = (full.cumsum(1) - 1).clamp(min=0)[:, -rows.inputs.shape[1] :]
         with self._autocast():

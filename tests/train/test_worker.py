@@ -29,26 +29,27 @@ def _sampled(folder: Path, **train: object) -> tuple[Worker, str, list[Sample], 
     ids=["last", "all", "full", "every-layer", "kl"],
 )
 def test_first_minibatch_is_on_policy_and_the_step_moves(tmp_path: Path, settings: dict[str, object]) -> None:
-    """Sampler and trainer agree on every token: in float32 the ratio of the first minibatch is 1 to 1e-4."""
-    worker, base, made, scratch = _sampled(tmp_path, minibatch=12, **settings)
+    """Sampler and trainer agree on every token: in float32 the ratio of the first minibatch is 1 to 1e-4; settled lines come after."""
+    worker, base, made, scratch = _sampled(tmp_path, minibatch=12, settled_minibatch=4, **settings)
     version, health = worker.run(base, made, "w-1", SPEC, 3, scratch)
-    assert health["steps"] == 1 and health["ratio_mean"] == pytest.approx(1.0, abs=1e-4) and health["ratio_sd"] < 1e-3
+    assert health["steps"] == 1 + 3 and health["ratio_mean"] == pytest.approx(1.0, abs=1e-4) and health["ratio_sd"] < 1e-3
     again, second = worker.run(version.id, made, "w-2", SPEC, 3, scratch / "second")
     assert again.parent == version.id and again.id != version.id
     assert second["settled_logp"] > health["settled_logp"], "the developer's own line must have become likelier"
     assert second["ratio_sd"] > 1e-3
 
 
-def test_same_input_same_version_and_resumed_is_the_same(tmp_path: Path) -> None:
-    worker, base, made, scratch = _sampled(tmp_path)
+@pytest.mark.parametrize("at", [2, 4], ids=["among-drafts", "among-settled-lines"])
+def test_same_input_same_version_and_resumed_is_the_same(tmp_path: Path, at: int) -> None:
+    worker, base, made, scratch = _sampled(tmp_path, settled_minibatch=6)
     whole, health = worker.run(base, made, "w-1", SPEC, 5, scratch / "a")
 
     class Killed(Exception):
         pass
 
     def die(done: int, total: int) -> None:
-        assert total == 3
-        if done == 2:
+        assert total == 3 + 2
+        if done == at:
             raise Killed
 
     with pytest.raises(Killed):
@@ -65,12 +66,11 @@ def test_reward_moves_probability(tmp_path: Path) -> None:
         base = version.id
     model = worker._trainable(base, 0)
     gains = []
-    for rows in batch.rows(made, range(len(made)), 0.0, 1.0, 12):
+    for at, sample in enumerate(made):
+        (rows,) = batch.rows(made, [at], False, 12)
         with torch.no_grad():
             logp, _ = worker._logps(model, rows)
-        for index, sample in enumerate(rows.samples):
-            gain = float((logp - rows.behaviour)[index][rows.learned[index]].sum())
-            gains.append((made[sample].reward, gain))
+        gains.append((sample.reward, float((logp - rows.behaviour)[rows.learned].sum())))
     good = [gain for reward, gain in gains if reward > 0]
     bad = [gain for reward, gain in gains if reward < 0]
     assert sum(good) / len(good) > sum(bad) / len(bad)
@@ -80,7 +80,7 @@ def test_packed_and_cached_logps_agree(tmp_path: Path) -> None:
     """Two ways to the same numbers: packing whole sequences, and the base's KV with adapters that act nowhere."""
     worker, base, made, _ = _sampled(tmp_path)
     model = worker._trainable(base, 0)  # a fresh adapter is the identity
-    for rows in batch.rows(made, range(len(made)), 1.0, 1.0, 12):
+    for rows in (*batch.rows(made, range(len(made)), False, 12), *batch.rows(made, range(len(made)), True, 12)):
         with torch.no_grad():
             cached, packed = worker._from_last(model, rows), worker._packed(model, rows)
         assert torch.allclose(cached, packed, atol=1e-4)
