@@ -3,7 +3,7 @@
     a generation row       its sequence number leaves a gap; its arrays, score, training or events name it
     a token row            every generation has one, as long as it was served
     a score row            a scored window has one for each of its generations
-    an event               a score says how many events it knew, and an outcome only ever gets stronger with more of them
+    an event               its number leaves a gap; a score says how many it knew, and an outcome only gets stronger with more of them
     a score's content      outcomes and rewards are replayed from the ledger and must come out the same
     a training row         a generation is trained on once per lineage, and only with a reward
     a reason               one that the policy itself can bring about may not exclude or censor
@@ -26,6 +26,8 @@ from keepgrad.reward.spec import Spec
 
 _CHUNK = 2_000
 """Generations whose arrays and events are held at a time."""
+_NAMED = 20
+"""Missing events that are named one by one: there may be thousands."""
 _NEVER = 2**62
 """A time, in ms, that every clock reaches before it."""
 _SAME = 1e-9
@@ -94,6 +96,8 @@ def audit(ledger: Ledger, spec: Spec, first_seq: int = 1, last_seq: int | None =
     total = sum(places.values())
     if total != expected and not problems.rows():
         problems.add("", [f"{expected} generations were served but {total} are in the books"])
+    if first_seq <= 1 and last == served and not problems.rows():  # else a generation that misses it may have named it already
+        problems.add("", [f"event number {number} was acknowledged and is gone" for number in ledger.missing_events()[:_NAMED]])
     return Report(
         generations=expected,
         rewarded=sum(by_place["rewarded"].values()),

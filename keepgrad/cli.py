@@ -124,6 +124,13 @@ def _share_cores() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 
+def _up(a: argparse.Namespace) -> int:
+    from keepgrad import up
+
+    up.run(_config(a), a.config, lambda sentence: print(sentence, flush=True), train=not a.no_training)
+    return 0
+
+
 def _engine(a: argparse.Namespace) -> int:
     _share_cores()
     from keepgrad.policy import server
@@ -228,10 +235,16 @@ def _traffic_rollback(a: argparse.Namespace) -> int:
     return _answer(operate.rollback(_config(a), reason=a.reason), a.json)
 
 
-def _key_add(a: argparse.Namespace) -> int:
+def _key_create(a: argparse.Namespace) -> int:
     from keepgrad import operate
 
-    return _answer(operate.add_key(_config(a), a.user, a.org, a.consent), a.json)
+    return _answer(operate.create_key(_config(a), a.user, a.org, a.consent, a.scope.split(",")), a.json)
+
+
+def _key_revoke(a: argparse.Namespace) -> int:
+    from keepgrad import operate
+
+    return _answer(operate.revoke_key(_config(a), a.key, a.reason), a.json)
 
 
 def _key_list(a: argparse.Namespace) -> int:
@@ -241,7 +254,7 @@ def _key_list(a: argparse.Namespace) -> int:
     if a.json:
         _print_json(rows)
     else:
-        _print_table(("id", "org", "user", "consent", "scopes"), rows)
+        _print_table(("id", "org", "user", "consent", "scopes", "revoked"), rows)
     return 0
 
 
@@ -368,7 +381,7 @@ before and after, plots, and report.html. Interrupt it at any time; nothing is l
         "--heldout", type=_positive_int, default=1040, metavar="N", help="places in held-out files to judge on (default: %(default)s)"
     )
     demo.add_argument(
-        "--projects", type=_positive_int, default=520, metavar="N", help="places in other projects to judge on (default: %(default)s)"
+        "--projects", type=_positive_int, default=320, metavar="N", help="places in other projects to judge on (default: %(default)s)"
     )
     demo.add_argument("--model", default="", metavar="PATH", help="model folder or hub name instead of the default model")
     demo.add_argument("--tiny", action="store_true", help="a tiny random model and small sizes: shows that the parts fit, learns nothing")
@@ -391,6 +404,22 @@ the base all traffic and makes a key for each user named. Safe to run again: wha
     init.add_argument("--user", action="append", default=[], metavar="NAME", help="make a key for this user (may be given again)")
     init.add_argument("--org", default="default", metavar="NAME", help="organisation of the keys (default: %(default)s)")
     init.add_argument("--repo", type=Path, metavar="DIR", help="cut gate contexts from the Python files of this folder")
+    family = _add(
+        commands,
+        "up",
+        _up,
+        "engine, gateway and training loop together (until interrupted)",
+        """
+Starts the three as programs of their own, watches them, starts again what dies, and stops them in the
+order that loses nothing. Their output goes to logs/ in the data folder. Run `keepgrad init` once before.
+
+  keepgrad up
+  keepgrad up --config team.toml
+  keepgrad up --no-training          serve and record only; `keepgrad cycle run` trains when you like
+""",
+        as_json=False,
+    )
+    family.add_argument("--no-training", action="store_true", help="no training loop")
     _add(
         commands,
         "engine",
@@ -548,20 +577,32 @@ def _add_material(commands: Any) -> None:
     group = _group(commands, "key", "keys of users", "A key says who asks, for which organisation, and what may be kept of it.")
     add = _add(
         group,
-        "add",
-        _key_add,
+        "create",
+        _key_create,
         "make a key; its secret is shown once",
         """
-Consent is enforced before anything is written: none serves and keeps nothing, metadata keeps no code.
+Consent is enforced before anything is written: none serves and keeps nothing, metadata keeps no code, code
+keeps it with secrets redacted.
 
-  keepgrad key add ann
-  keepgrad key add bob --consent metadata
+  keepgrad key create --user ann
+  keepgrad key create --user bob --consent metadata
+  keepgrad key create --user prometheus --scope admin
 """,
     )
-    add.add_argument("user", metavar="USER")
+    add.add_argument("--user", required=True, metavar="NAME", help="whose key it is")
     add.add_argument("--org", default="default", metavar="NAME", help="organisation (default: %(default)s)")
     add.add_argument("--consent", choices=("none", "metadata", "code"), default="code", help="what may be kept (default: %(default)s)")
+    add.add_argument("--scope", default="serve,events", metavar="LIST", help="out of serve, events, admin (default: %(default)s)")
     _add(group, "list", _key_list, "every key, without its secret", "Every key, without its secret.")
+    revoke = _add(
+        group,
+        "revoke",
+        _key_revoke,
+        "end a key",
+        "A running gateway refuses it within a second. What its user did stays in the books; a key that was revoked stays so.",
+    )
+    revoke.add_argument("key", metavar="KEY", help="its id, e.g. k-12ab")
+    revoke.add_argument("--reason", default="revoked by hand", metavar="TEXT", help="kept in the record")
     group = _group(commands, "model", "model folders", "The model that is served and trained.")
     fetch = _add(
         group,

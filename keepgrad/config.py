@@ -82,6 +82,10 @@ class Train(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Weight of k2 to the base, as a loss."""
     coverage: float = 0.70
     """The verdict head may not be silent at more than 1 minus this share of opportunities."""
+    cuts: bool = True
+    """Whether drafts may be cut where they stop being likely to be taken; false: whole or not at all."""
+    redrafts: int = 192
+    """Prompts of the window that a candidate drafts for anew, so that its coverage is that of its own drafts; 0: none."""
     explore: float = 0.1
     """On exploring traffic, the least probability with which a draft is shown, and the share of drafts that are cut anywhere."""
     user_cap: float = 0.1

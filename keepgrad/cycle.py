@@ -38,7 +38,7 @@ from keepgrad.outcomes.episode import outcome
 from keepgrad.policy.client import EngineClient
 from keepgrad.policy.prompt import Prompter
 from keepgrad.policy.versions import Store
-from keepgrad.records import Draft, GateVerdict, Generation, Outcome, Sample, Sampling, Score, Traffic, Version, Window
+from keepgrad.records import Draft, EngineRequest, GateVerdict, Generation, Outcome, Sample, Sampling, Score, Traffic, Version, Window
 from keepgrad.release import canary, suite
 from keepgrad.release.gate import gate
 from keepgrad.reward import spec as specs
@@ -57,6 +57,7 @@ _POLL_COST = 10.0
 """Looking at the books again waits at least so many times as long as looking took: a tenth of one core at most."""
 _CARRIED = 2
 """Windows, this one among them, that may give samples to one batch: what a rejected candidate learned from is used again, not for ever."""
+_REDRAFTS_AT_ONCE = 64
 _REMEMBERED = 4
 """Windows back that are searched for conversations still under way."""
 _T = TypeVar("_T")
@@ -424,11 +425,39 @@ class Loop:
         # The only place where the cycle needs torch: a cycle that was cut off elsewhere goes on without waiting for its import.
         from keepgrad.train.worker import Worker
 
+        train = self.config.train
         self._worker = self._worker or Worker(self.config, self.store)
         seed = self.config.seed * 1_000_003 + int(window[2:])
         return self._worker.run(
-            parent, batch, window, self.spec, seed, scratch, lambda done, total: budget.check(f"{done} of {total} minibatches")
+            parent,
+            batch,
+            window,
+            self.spec,
+            seed,
+            scratch,
+            lambda done, total: budget.check(f"{done} of {total} minibatches"),
+            (lambda version: budget.wait(self._ask(lambda engine: self._redraft(engine, version, batch)))) if train.redrafts else None,
         )
+
+    async def _redraft(self, engine: EngineClient, version: str, batch: Sequence[Sample]) -> dict[str, Draft]:
+        """Drafts of a version that nobody is served yet, for prompts from all over the batch, with the luck that they were served with."""
+        chosen = batch[:: max(len(batch) // self.config.train.redrafts, 1)][: self.config.train.redrafts]
+        limit = asyncio.Semaphore(_REDRAFTS_AT_ONCE)
+
+        async def one(sample: Sample) -> Draft:
+            served = self.ledger.generation(sample.generation)
+            assert served is not None  # its sample was made from it
+            sampling = msgspec.structs.replace(served.sampling, explore=False)
+            request = EngineRequest(sample.prompt_ids, [version], served.seed, sampling, served.healed)
+            async with limit:
+                return (await engine.generate(request))[0]
+
+        try:
+            drafts = await asyncio.gather(*(one(sample) for sample in chosen))
+        finally:
+            with suppress(EngineError):
+                await engine.unload(version)
+        return {sample.generation: draft for sample, draft in zip(chosen, drafts, strict=True)}
 
     # ---- gate and canary
 

@@ -15,7 +15,7 @@ from keepgrad.errors import ConfigError, VersionError
 from keepgrad.gateway.auth import issue
 from keepgrad.ledger import Ledger
 from keepgrad.policy.versions import Store
-from keepgrad.records import Traffic, Version
+from keepgrad.records import Revocation, Traffic, Version
 from keepgrad.release import suite
 from keepgrad.simulate import corpus
 
@@ -54,20 +54,31 @@ def prepare(
             ledger.put_traffic(Traffic(base, base, "", 0.0, base, share, False, "the base, to begin with", _now_ms()))
         path = config.root / SUITE
         count = len(suite.load(path)) if path.exists() and repository is None else write_suite(config, repository)[1]
-        keys = [_add_key(ledger, user, org, "code") for user in users]
+        keys = [_create_key(ledger, user, org, "code") for user in users]
     return {"data": str(config.root), "base": base, "contexts": count, "keys": keys}
 
 
-def add_key(config: Config, user: str, org: str, consent: Literal["none", "metadata", "code"]) -> dict[str, str]:
-    """A new key with its secret, which is stored nowhere. A running gateway takes it within a second."""
+def create_key(
+    config: Config, user: str, org: str, consent: Literal["none", "metadata", "code"], scopes: Sequence[str] = _SCOPES
+) -> dict[str, str]:
+    """A new key with its secret, which is stored nowhere. A running gateway takes it within a second. Raises ConfigError."""
     with opened(config) as ledger:
-        return _add_key(ledger, user, org, consent)
+        return _create_key(ledger, user, org, consent, scopes)
 
 
 def list_keys(config: Config) -> list[dict[str, Any]]:
-    """Every key without its hash."""
+    """Every key without its hash, and whether it was revoked."""
     with opened(config) as ledger:
-        return [{**msgspec.to_builtins(key), "secret_hash": "", "scopes": " ".join(key.scopes)} for key in ledger.keys()]  # noqa: SIM118
+        revoked, keys = ledger.revoked(), ledger.keys()
+    rows = [msgspec.to_builtins(key) | {"scopes": " ".join(key.scopes), "revoked": key.id in revoked} for key in keys]
+    return [{name: value for name, value in row.items() if name != "secret_hash"} for row in rows]
+
+
+def revoke_key(config: Config, key: str, reason: str) -> dict[str, str]:
+    """End a key; a running gateway refuses it within a second. What its user did stays in the books. Raises LedgerError if unknown."""
+    with opened(config) as ledger:
+        ledger.revoke(Revocation(key, reason, _now_ms()))
+    return {"id": key, "state": "revoked", "reason": reason}
 
 
 def write_suite(config: Config, repository: Path | None = None, count: int = 0) -> tuple[Path, int]:
@@ -177,8 +188,10 @@ def _base(config: Config, ledger: Ledger, fingerprint: str, files: dict[str, byt
     return made.id
 
 
-def _add_key(ledger: Ledger, user: str, org: str, consent: Literal["none", "metadata", "code"]) -> dict[str, str]:
-    key, secret = issue(org, user, consent, _SCOPES)
+def _create_key(
+    ledger: Ledger, user: str, org: str, consent: Literal["none", "metadata", "code"], scopes: Sequence[str] = _SCOPES
+) -> dict[str, str]:
+    key, secret = issue(org, user, consent, scopes)
     ledger.put_key(key)
     return {"id": key.id, "org": org, "user": user, "consent": consent, "secret": secret}
 

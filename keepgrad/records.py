@@ -350,3 +350,14 @@ class Key(msgspec.Struct, frozen=True):
     consent: Literal["none", "metadata", "code"]
     scopes: list[str]
     created_ms: int
+
+
+class Revocation(msgspec.Struct, frozen=True):
+    """The end of a key. Made by `keepgrad key revoke`, checked by the gateway at every request.
+
+    >>> Revocation(id="k-1", reason="laptop lost", at_ms=1764400000000)
+    """
+
+    id: str
+    reason: str
+    at_ms: int

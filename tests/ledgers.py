@@ -4,7 +4,7 @@ import random
 from typing import Any
 
 from keepgrad.ledger import Ledger
-from keepgrad.records import Event, GateVerdict, Generation, Key, Sampling, Score, Tokens, Traffic, Version, Window
+from keepgrad.records import Event, GateVerdict, Generation, Key, Revocation, Sampling, Score, Tokens, Traffic, Version, Window
 
 USERS = 4
 CLOCK = 1_764_400_000_000
@@ -106,4 +106,5 @@ def fill(ledger: Ledger, count: int = 6) -> None:
     ledger.start_stage("c-1", "collect")
     ledger.put_stage("c-1", "collect", 1.5, {"generations": count})
     ledger.put_key(key("k-0"))
+    ledger.revoke(Revocation("k-0", "laptop lost", CLOCK))
     ledger.count("forbidden_event", 2)

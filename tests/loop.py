@@ -14,12 +14,13 @@ from typing import Any
 import httpx
 import msgspec
 
-from keepgrad.config import Cycle, Release, Train, dump
+from keepgrad.config import Cycle, Release, Reward, Train, dump
 from keepgrad.policy.client import EngineClient
 from keepgrad.policy.prompt import Prompter
 from keepgrad.policy.traffic import unit_interval, user_hash
 from keepgrad.records import Sampling
 from keepgrad.release import suite
+from keepgrad.reward import spec as specs
 from tests.gateway.harness import Site, happened, process, site
 from tests.release.test_suite import FILES
 
@@ -104,12 +105,16 @@ def place(folder: Path, tiny: Path, **cycle_fields: Any) -> Iterator[Place]:
     made.ledger.put_version(base)
     made.config = msgspec.structs.replace(
         made.config,
-        train=Train(rank=4, alpha=8, layers=2, lr=1e-6, minibatch=8, coverage=0.95),
+        train=Train(rank=4, alpha=8, layers=2, lr=1e-6, minibatch=8, coverage=0.95, cuts=False, redrafts=8),
         release=Release(gate_contexts=GATE, gate_min_contexts=8, margin=0.6, canary_share=SHARE, canary_min=8, canary_max=16),
         cycle=Cycle(
             **{"window": 32, "mature_s": 5.0, "collect_s": 60.0, "canary_s": 60.0, "gate_s": 60.0, "train_s": 120.0, **cycle_fields}
         ),
     )
+    shipped = (Path(specs.__file__).with_name("tab.toml")).read_text()
+    # These users take whatever they get or nothing, by chance: were long texts worth more, chance would weigh more than it need.
+    (folder / "flat.toml").write_text(shipped.replace("size_gain = 1.0", "size_gain = 0.0"))
+    made.config = msgspec.structs.replace(made.config, reward=Reward(spec=str(folder / "flat.toml")))
     (folder / "keepgrad.toml").write_text(dump(made.config))
     with process(made, "engine", folder / "engine.log"), process(made, "serve", folder / "gateway.log"):
         asyncio.run(write_suite(made))

@@ -290,7 +290,7 @@ def _change(root: Path, window: str, generation: str, **change: Any) -> None:
 @pytest.mark.parametrize(
     ("generation", "change", "says"),
     [
-        ("g-0", {"reward": 5.0}, "its terms make 0.459677"),
+        ("g-0", {"reward": 5.0}, "its terms make 0.286585"),
         ("g-0", {"reward": 5.0, "terms": {"accept": 5.0}}, "replayed it is"),
         ("g-1", {"reason": "accepted"}, "scored it 'accepted', but what the ledger holds makes it 'rejected'"),
         ("g-3", {"reason": "closed", "place": "censored"}, "served as 'abstained'"),

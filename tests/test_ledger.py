@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import pytest
 from keepgrad import durable
 from keepgrad.errors import ConflictError, LedgerError
 from keepgrad.ledger import SCHEMA_VERSION, Ledger, schema, segments
-from keepgrad.records import Window
+from keepgrad.records import Key, Revocation, Window
 from tests.ledgers import CLOCK, event, fill, generation, key, key_of, score, tokens, traffic, verdict, version
 
 TABLES = list(schema.metadata.tables)
@@ -423,6 +424,34 @@ def test_a_ledger_of_another_release_is_refused(tmp_path: Path) -> None:
         database.execute("INSERT INTO schema_version VALUES (?)", (SCHEMA_VERSION + 1,))
     with pytest.raises(LedgerError, match=f"schema {SCHEMA_VERSION + 1}, this release reads {SCHEMA_VERSION}"):
         Ledger.open(tmp_path)
+
+
+def test_a_ledger_of_the_first_schema_is_brought_up_to_date(tmp_path: Path) -> None:
+    """Nothing is lost, the new table is append-only like the others, and two processes may do it at once."""
+    ledger = Ledger.open(tmp_path)
+    ledger.put_key(Key("k-1", "00", "acme", "ann", "code", ["serve"], 1))
+    ledger.close()
+    with raw(tmp_path) as database:  # as the first release left it
+        for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+            if name.startswith(("revocations", "schema_version")):
+                database.execute(f"DROP TRIGGER {name}")
+        database.execute("DROP TABLE revocations")
+        database.execute("UPDATE schema_version SET version = 1")
+    with ThreadPoolExecutor(4) as pool:
+        opened = list(pool.map(lambda _: Ledger.open(tmp_path), range(4)))
+    for one in opened:
+        assert [key.id for key in one.keys()] == ["k-1"] and one.revoked() == set()  # noqa: SIM118
+    opened[0].revoke(Revocation("k-1", "laptop lost", 2))
+    opened[0].revoke(Revocation("k-1", "again", 3))
+    assert opened[1].revoked() == {"k-1"}
+    with pytest.raises(LedgerError, match="no key k-2"):
+        opened[0].revoke(Revocation("k-2", "", 2))
+    for one in opened:
+        one.close()
+    with raw(tmp_path) as database:
+        assert database.execute("SELECT version FROM schema_version").fetchall() == [(1,), (SCHEMA_VERSION,)]
+        with pytest.raises(sqlite3.DatabaseError, match="append-only"):
+            database.execute("DELETE FROM revocations")
 
 
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:

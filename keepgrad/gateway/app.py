@@ -120,7 +120,7 @@ def main(config: Config, folder: Path | None = None) -> None:
     try:
         if not _loopback(config.server.host) and not ledger.keys():
             raise ConfigError(
-                f"server.host {config.server.host} is open to others but there is no key: make one by `keepgrad key add`, or use 127.0.0.1"
+                f"server.host {config.server.host} is open to others and there is no key: make one, `keepgrad key create`, or use 127.0.0.1"
             )
         listener = listen(config.server.host, config.server.port, "server.port")
         engine = EngineClient(f"http://127.0.0.1:{config.server.engine_port}")

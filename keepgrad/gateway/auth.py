@@ -19,6 +19,8 @@ _PREFIX = "kg-"
 _MAX_SECRET = 200
 _BUCKET = 8
 _REREAD_S = 0.2
+_REVOKED_S = 0.5
+"""A revoked key opens nothing after this long."""
 
 
 def issue(org: str, user: str, consent: Literal["none", "metadata", "code"], scopes: Iterable[str]) -> tuple[Key, str]:
@@ -42,26 +44,35 @@ def hash_secret(secret: str) -> str:
 
 
 class Keys:
-    """The ledger's keys, by hash. A key that was added while the gateway runs is found within a fraction of a second."""
+    """The ledger's keys, by hash. A key that is made or revoked while the gateway runs is taken as such within a second."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._lock = threading.Lock()
         self._buckets: dict[str, list[Key]] = {}
         self._read_s = -1.0
+        self._revoked: set[str] = set()
+        self._revoked_s = -1.0
 
     def check(self, authorization: str, scopes: frozenset[Scope]) -> Key:
         """The key of an Authorization header, if it has one of `scopes`. Raises RequestError: 401 for no or an unknown key, 403 else."""
         scheme, _, secret = authorization.strip().partition(" ")
         secret = secret.strip()
         if scheme.lower() != "bearer" or not secret.startswith(_PREFIX) or len(secret) > _MAX_SECRET:
-            raise RequestError("a key is needed: send the header `Authorization: Bearer kg-...` (`keepgrad key add` makes one)", 401)
+            raise RequestError("a key is needed: send the header `Authorization: Bearer kg-...` (`keepgrad key create` makes one)", 401)
         key = self._find(hash_secret(secret))
         if key is None:
             raise RequestError("this key is not known here: check that it was copied whole and made for this ledger", 401)
+        if self._is_revoked(key.id):
+            raise RequestError(f"key {key.id} was revoked: ask for a new one (`keepgrad key create`)", 401)
         if not scopes & set(key.scopes):
             raise RequestError(f"key {key.id} is not for this: it needs the scope {' or '.join(sorted(scopes))}", 403)
         return key
+
+    def _is_revoked(self, key: str) -> bool:
+        if time.monotonic() - self._revoked_s > _REVOKED_S:
+            self._revoked, self._revoked_s = self._ledger.revoked(), time.monotonic()
+        return key in self._revoked
 
     def _find(self, digest: str) -> Key | None:
         found = self._match(digest)

@@ -15,6 +15,7 @@ class Meters:
         self.generations = Counter("keepgrad_generations", "Generations served", ["version", "arm", "verdict"], registry=self.registry)
         self.repeats = Counter("keepgrad_repeats", "Requests answered from the ledger, having been served before", registry=self.registry)
         self.events = Counter("keepgrad_events", "Events acknowledged", ["kind", "result"], registry=self.registry)
+        self.redacted = Counter("keepgrad_redacted_secrets", "Secrets taken out of prompts and events", registry=self.registry)
         self.waiting = Gauge("keepgrad_waiting_events", "Events that are not on disk yet", registry=self.registry)
         self.tab_s = Histogram("keepgrad_tab_seconds", "Time to a durable answer", buckets=_SECONDS, registry=self.registry)
         self.commit_s = Histogram("keepgrad_commit_seconds", "Time of one ledger transaction", buckets=_SECONDS, registry=self.registry)

@@ -16,12 +16,15 @@ from keepgrad.gateway.measure import Meters
 from keepgrad.gateway.writer import Writer
 from keepgrad.ledger import Ledger
 from keepgrad.policy.client import EngineClient
-from keepgrad.policy.prompt import Prompter
+from keepgrad.policy.prompt import MOST_CHARS, Prompter
 from keepgrad.policy.traffic import assign, named, user_hash
 from keepgrad.records import Arm, Draft, EngineRequest, Event, Generation, Key, Sampling, TabRequest, TabResponse, Tokens, Traffic, uuid7
+from keepgrad.redact import redact
 
 _LEASES = 50_000
 """Conversations whose version is remembered in memory; older ones are looked up in the ledger."""
+_REACH = 4000
+"""Characters before those that a prompt can hold that are looked at for secrets, for one may begin there: a private key of 4096 bits."""
 _BAD_S = 30.0
 """How long a version that the engine could not load is not asked for again."""
 
@@ -86,11 +89,17 @@ class Gateway:
             self._writer.count("consent_none_events", len(events))
             results = ["dropped"] * len(events)
         else:
-            kept = [msgspec.structs.replace(event, text="") for event in events] if key.consent == "metadata" else events
+            code = key.consent == "code"
+            kept = [msgspec.structs.replace(event, text=self._clean(event.text) if code else "") for event in events]
             results = await self._writer.add_events(kept, key.id) if kept else []
         for event, result in zip(events, results, strict=True):
             self._meters.events.labels(event.kind, result).inc()
         return results
+
+    def _clean(self, text: str) -> str:
+        clean, found = redact(text)
+        self._meters.redacted.inc(found)
+        return clean
 
     def status(self) -> dict[str, Any]:
         """Traffic, the cycle's stage, counters and sizes, as JSON values."""
@@ -118,7 +127,12 @@ class Gateway:
     async def _answer(self, key: Key, request: TabRequest, name: str) -> TabResponse:
         started_s, created_ms = time.perf_counter(), int(time.time() * 1000)
         prompter = self._prompter or await self._meet()
-        ids, healed = prompter.encode(request.prefix, self._config.model.context_tokens)
+        prefix = request.prefix
+        if key.consent == "code":  # before anything is rendered: the model sees what is recorded
+            used = self._config.model.context_tokens * MOST_CHARS
+            prefix, found = redact(prefix[-_REACH - used :], last=used + 1)
+            self._meters.redacted.inc(found)
+        ids, healed = prompter.encode(prefix, self._config.model.context_tokens)
         prompt = Prompt(ids, healed, _seed(name) if request.seed is None else request.seed, self._sampling)
         if request.id and (stored := self._ledger.generation(name)):
             return await self._again(key, request, stored, prompt)

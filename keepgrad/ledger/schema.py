@@ -10,7 +10,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+_SINCE = {"revocations": 2}
+"""The schema in which a table came, if not in the first."""
 
 metadata = sa.MetaData()
 
@@ -64,6 +66,7 @@ scores = _keyed("scores", _key("window"), _key("generation"), sa.Column("payload
 verdicts = _records("verdicts", _id())
 stages = _records("stages", sa.Column("cycle", sa.String, index=True), sa.Column("stage", sa.String))
 keys = _records("keys", _id())
+revocations = _records("revocations", _id())
 counters = sa.Table(
     "counters",
     metadata,
@@ -82,17 +85,21 @@ def create(connection: sa.Connection) -> None:
     connection.execute(schema_version.insert().values(version=SCHEMA_VERSION))
 
 
+def migrate(connection: sa.Connection, found: int) -> None:
+    """From schema `found` to this one: the tables that came since, with their triggers. Runs inside the caller's transaction."""
+    new = [metadata.tables[name] for name, since in _SINCE.items() if since > found]
+    metadata.create_all(connection, tables=new)
+    for table in new:
+        for statement in _append_only(table):
+            connection.exec_driver_sql(statement)
+    for version in range(found + 1, SCHEMA_VERSION + 1):
+        connection.execute(schema_version.insert().values(version=version))
+
+
 def triggers() -> Iterator[str]:
     """The triggers of every table, as SQL."""
     for table in metadata.tables.values():
-        name = table.name
-        deny = f"SELECT RAISE(ABORT, 'the ledger is append-only: {name} may not be changed')"
-        yield f"CREATE TRIGGER {name}_no_update BEFORE UPDATE ON {name} BEGIN {deny}; END"
-        sealed = "WHEN NOT EXISTS (SELECT 1 FROM segment_rows WHERE generation = OLD.generation)" if table is spool else ""
-        yield f"CREATE TRIGGER {name}_no_delete BEFORE DELETE ON {name} {sealed} BEGIN {deny}; END"
-        unique = [[column.name for column in table.primary_key.columns], *([column.name] for column in table.columns if column.unique)]
-        same = " OR ".join("(" + " AND ".join(f'"{column}" = NEW."{column}"' for column in group) + ")" for group in unique)
-        yield f"CREATE TRIGGER {name}_no_replace BEFORE INSERT ON {name} WHEN EXISTS (SELECT 1 FROM {name} WHERE {same}) BEGIN {deny}; END"
+        yield from _append_only(table)
     # A spool row may go when a segment is said to hold it, so nobody may say so of a segment or an array that is not there.
     yield (
         "CREATE TRIGGER segment_rows_no_fiction BEFORE INSERT ON segment_rows "
@@ -100,3 +107,14 @@ def triggers() -> Iterator[str]:
         "OR NOT EXISTS (SELECT 1 FROM spool WHERE generation = NEW.generation) "
         "BEGIN SELECT RAISE(ABORT, 'the ledger is append-only: segment_rows names a segment or an array that is not there'); END"
     )
+
+
+def _append_only(table: sa.Table) -> Iterator[str]:
+    name = table.name
+    deny = f"SELECT RAISE(ABORT, 'the ledger is append-only: {name} may not be changed')"
+    yield f"CREATE TRIGGER {name}_no_update BEFORE UPDATE ON {name} BEGIN {deny}; END"
+    sealed = "WHEN NOT EXISTS (SELECT 1 FROM segment_rows WHERE generation = OLD.generation)" if table is spool else ""
+    yield f"CREATE TRIGGER {name}_no_delete BEFORE DELETE ON {name} {sealed} BEGIN {deny}; END"
+    unique = [[column.name for column in table.primary_key.columns], *([column.name] for column in table.columns if column.unique)]
+    same = " OR ".join("(" + " AND ".join(f'"{column}" = NEW."{column}"' for column in group) + ")" for group in unique)
+    yield f"CREATE TRIGGER {name}_no_replace BEFORE INSERT ON {name} WHEN EXISTS (SELECT 1 FROM {name} WHERE {same}) BEGIN {deny}; END"

@@ -21,7 +21,7 @@ from keepgrad import durable
 from keepgrad.errors import ConflictError, LedgerError
 from keepgrad.ledger import schema, segments
 from keepgrad.ledger.segments import Segment
-from keepgrad.records import Event, GateVerdict, Generation, Key, Score, Tokens, Traffic, Version, Window
+from keepgrad.records import Event, GateVerdict, Generation, Key, Revocation, Score, Tokens, Traffic, Version, Window
 
 _T = TypeVar("_T")
 _CHUNK = 500
@@ -176,6 +176,15 @@ class Ledger:
         with self._read() as connection:
             rows = connection.execute(sa.select(table.c.generation, sa.func.count()).group_by(table.c.generation))
             return {generation: count for generation, count in rows}
+
+    def missing_events(self) -> list[int]:
+        """Numbers of events that were written and are there no more. Numbers are given without a gap, and never twice."""
+        table = schema.events
+        with self._read() as connection:
+            given = connection.exec_driver_sql("SELECT seq FROM sqlite_sequence WHERE name = 'events'").scalar() or 0
+            if connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one() == given:
+                return []
+            return sorted(set(range(1, given + 1)) - set(connection.execute(sa.select(table.c.seq)).scalars()))
 
     def user_clocks(self) -> dict[str, int]:
         """User to the latest time of that user's client clock, in ms, over generations and events."""
@@ -399,6 +408,19 @@ class Ledger:
         """All keys, oldest first."""
         return self._all(schema.keys, Key)
 
+    def revoke(self, record: Revocation) -> None:
+        """End a key. Raises LedgerError if there is no such key; a key that has been revoked stays so."""
+        if record.id not in {key.id for key in self.keys()}:
+            raise LedgerError(f"there is no key {record.id}: `keepgrad key list` shows them")
+        if record.id not in self.revoked():
+            self._put(schema.revocations, record.id, record)
+
+    def revoked(self) -> set[str]:
+        """Ids of the keys that were revoked."""
+        table = schema.revocations
+        with self._read() as connection:
+            return set(connection.execute(sa.select(table.c.id)).scalars())
+
     def count(self, name: str, n: int = 1) -> None:
         """Add to a counter."""
         with self._write() as connection:
@@ -427,6 +449,12 @@ class Ledger:
                     schema.create(connection)
         with self._read() as connection:
             found = connection.execute(sa.select(sa.func.max(schema.schema_version.c.version))).scalar()
+        if found is not None and 0 < found < schema.SCHEMA_VERSION:
+            with self._write() as connection:  # whoever comes second finds it done
+                found = connection.execute(sa.select(sa.func.max(schema.schema_version.c.version))).scalar_one()
+                if found < schema.SCHEMA_VERSION:
+                    schema.migrate(connection, found)
+                found = max(found, schema.SCHEMA_VERSION)
         if found != schema.SCHEMA_VERSION:
             raise LedgerError(
                 f"the ledger in {self._root} has schema {found}, this release reads {schema.SCHEMA_VERSION}: use the release that made it"

@@ -6,7 +6,8 @@ from tokenizers import Tokenizer
 
 from keepgrad.errors import ModelError
 
-_CHARS_PER_TOKEN = 6
+MOST_CHARS = 6
+"""Characters of a prompt that are read for each of its tokens, at most."""
 _STARTS = ("<|endoftext|>", "<s>", "<|begin_of_text|>")
 
 
@@ -35,7 +36,7 @@ class Prompter:
         """
         healed = prefix.endswith(" ")
         text = prefix[:-1] if healed else prefix
-        tail = text[-context_tokens * _CHARS_PER_TOKEN :]
+        tail = text[-context_tokens * MOST_CHARS :]
         if len(tail) < len(text):
             tail = tail[tail.find("\n") + 1 :]
         ids = self.encode_text(tail)

@@ -82,6 +82,8 @@ class Head(msgspec.Struct, frozen=True):
     """Log-odds that what is right is taken: weights of log_size and finished, and a constant (train/head.py)."""
     scale: float = 30.0
     always_show: bool = False
+    whole: bool = False
+    """Drafts are not cut."""
 
     def chance(self, features: Floats) -> Floats:
         """q for features [N, F] or [F]."""
@@ -100,7 +102,7 @@ class Head(msgspec.Struct, frozen=True):
         if self.always_show:
             return len(features) - 1, 0.0
         worth = self.worth(features)
-        index = int(worth.argmax())
+        index = len(features) - 1 if self.whole else int(worth.argmax())
         return index, float(worth[index])
 
     def verdict(self, features: Sequence[Sequence[float]], explore: float, cut_luck: float, show_luck: float) -> Verdict:
@@ -108,10 +110,11 @@ class Head(msgspec.Struct, frozen=True):
         count = len(features)
         rows = np.asarray(features, dtype=np.float64)
         worth = np.full(count, math.inf) if self.always_show else self.worth(rows)
-        best = count - 1 if self.always_show else int(worth.argmax())
-        cuts = np.full(count, explore / count)
-        cuts[best] += 1 - explore
-        index = min(int(np.searchsorted(cuts.cumsum(), cut_luck, side="right")), count - 1) if explore else best
+        best = count - 1 if self.always_show or self.whole else int(worth.argmax())
+        elsewhere = 0.0 if self.whole else explore
+        cuts = np.full(count, elsewhere / count)
+        cuts[best] += 1 - elsewhere
+        index = min(int(np.searchsorted(cuts.cumsum(), cut_luck, side="right")), count - 1) if elsewhere else best
         z = worth - self.least
         show = explore + (1 - explore) * stats.logistic(self.scale * z) if explore else (z >= 0).astype(np.float64)
         shown = bool(show_luck < show[index])

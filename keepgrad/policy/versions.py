@@ -91,6 +91,12 @@ class Store:
             if found != wanted:
                 raise _damaged(folder / name)
 
+    def discard(self, version: str) -> None:
+        """Remove a version that was never published, so that nothing can refer to it."""
+        with self._alone(version):
+            self.path(version).rename(aside := self._folder / f"{_PART}{version}")
+            shutil.rmtree(aside, ignore_errors=True)
+
     def list(self) -> list[Version]:
         """All manifests, oldest first."""
         if not self._folder.exists():

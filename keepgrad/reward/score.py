@@ -24,6 +24,7 @@ from keepgrad.errors import ConfigError, TrainError
 from keepgrad.policy.prompt import Prompter
 from keepgrad.policy.verdict import FEATURES, ends_word
 from keepgrad.records import Generation, Outcome, Place, Sample, Score, Tokens
+from keepgrad.redact import PLACEHOLDER
 from keepgrad.reward import terms
 from keepgrad.reward.spec import Spec
 
@@ -127,7 +128,7 @@ def settled_ids(row: Scored, spec: Spec, prompter: Prompter) -> list[int]:
     """
     generation, _, outcome, _ = row
     line = outcome.settled_text.split("\n", 1)[0].rstrip()
-    if not line or len(line) > spec.settled_chars or outcome.end == "abstained":
+    if not line or len(line) > spec.settled_chars or outcome.end == "abstained" or PLACEHOLDER in line:
         return []
     return prompter.encode_text((" " if generation.healed else "") + line + "\n")
 
@@ -139,7 +140,7 @@ def right(row: Scored, prompter: Prompter) -> list[bool]:
     """
     generation, tokens, outcome, _ = row
     line = outcome.settled_text.split("\n", 1)[0].rstrip()
-    if not line or outcome.end == "abstained":
+    if not line or outcome.end == "abstained" or PLACEHOLDER in line:
         return []
     return [fits(prompter.clean(tokens.completion_ids[:cut], generation.healed), line) for cut in tokens.cuts]
 

@@ -12,7 +12,7 @@ from keepgrad.errors import ConfigError
 class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The numbers of one reward (tab.toml says what each does and why). Made by `load`, eaten by terms and score.
 
-    >>> Spec(name="tab", tau=0.25, size_gain=1.0, size_typical=20.0, user_cap=0.1, settled_chars=200)
+    >>> Spec(name="tab", tau=0.25, size_gain=1.0, size_typical=30.0, user_cap=0.1, settled_chars=200)
     """
 
     name: str

@@ -14,18 +14,13 @@ import asyncio
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-import httpx
 import msgspec
 from rich.console import Console
 
@@ -39,12 +34,12 @@ from keepgrad.report import write
 from keepgrad.report.facts import DATA, EVALUATION, RUN, SETTINGS
 from keepgrad.simulate.evaluate import evaluate
 from keepgrad.simulate.progress import Progress, look
-from keepgrad.simulate.supervise import Part, Supervisor
+from keepgrad.supervise import Supervisor, interruptible, program, wait_ready
 
 KEYS = "developers.json"
 _ORG = "demo"
+LOGS = "logs"
 _POLL_S = 0.5
-_READY_S = 300.0
 _HELDOUT, _PROJECTS = 1040, 320
 _EVALUATE_S = 270.0
 """Time kept free for the evaluation and the report."""
@@ -96,7 +91,7 @@ def run(options: Options, console: Console | None = None) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     if moved:
         out.print(f"the run that was in {folder} is now in {moved}", highlight=False)
-    with _interruptible():
+    with interruptible():
         settings = _settle(options, folder, out)
         record = _loop(options, settings, folder, out)
     _write(folder / RUN, json.dumps(record, indent=2))
@@ -237,12 +232,12 @@ def _init(options: Options, folder: Path) -> dict[str, Any]:
 
 
 def _start(settings: Config, options: Options, sizes: Sizes, folder: Path, supervisor: Supervisor) -> None:
-    supervisor.start(_part("engine", lambda: ["engine"], folder, keep=True))
-    _wait_ready(supervisor, "engine", f"http://127.0.0.1:{settings.server.engine_port}/status")
-    supervisor.start(_part("gateway", lambda: ["serve"], folder, keep=True))
-    _wait_ready(supervisor, "gateway", f"http://127.0.0.1:{settings.server.port}/healthz")
+    supervisor.start(program("engine", lambda: ["engine"], folder / SETTINGS, folder / LOGS, keep=True))
+    wait_ready(supervisor, "engine", f"http://127.0.0.1:{settings.server.engine_port}/status")
+    supervisor.start(program("gateway", lambda: ["serve"], folder / SETTINGS, folder / LOGS, keep=True))
+    wait_ready(supervisor, "gateway", f"http://127.0.0.1:{settings.server.port}/healthz")
     fleet = ["simulate", "--keys", str(folder / KEYS), "--seed", str(options.seed), "--concurrency", str(sizes.concurrency)]
-    supervisor.start(_part("developers", lambda: fleet, folder, keep=True))
+    supervisor.start(program("developers", lambda: fleet, folder / SETTINGS, folder / LOGS, keep=True))
 
 
 def _cycle(
@@ -254,7 +249,7 @@ def _cycle(
         budget_s = max(deadline_s - time.monotonic() - sizes.evaluate_s, _MIN_CYCLES_S)
         return ["cycle", "run", "--cycles", str(max(options.cycles - progress.finished, 1)), "--minutes", f"{budget_s / 60:.2f}"]
 
-    supervisor.start(_part("cycle", command, folder, keep=False))
+    supervisor.start(program("cycle", command, folder / SETTINGS, folder / LOGS, keep=False))
     ledger = Ledger.open(settings.root)
     try:
         while not supervisor.parts["cycle"].done:
@@ -267,26 +262,6 @@ def _cycle(
         ledger.close()
     for name in ("cycle", "developers", "gateway"):
         supervisor.stop(name)
-
-
-def _part(name: str, arguments: Callable[[], Sequence[str]], folder: Path, keep: bool) -> Part:
-    def command() -> list[str]:
-        return [sys.executable, "-m", "keepgrad", *arguments(), "--config", str(folder / SETTINGS)]
-
-    return Part(name, command, folder / "logs" / f"{name}.log", keep)
-
-
-def _wait_ready(supervisor: Supervisor, name: str, address: str) -> None:
-    """Until the part answers. Raises KeepgradError if it dies or takes too long."""
-    until_s = time.monotonic() + _READY_S
-    while time.monotonic() < until_s:
-        supervisor.watch()
-        try:
-            if httpx.get(address, timeout=2.0, trust_env=False).status_code == 200:
-                return
-        except httpx.TransportError:
-            time.sleep(0.1)
-    raise KeepgradError(f"the {name} did not answer within {_READY_S:.0f} s of its start: see {supervisor.parts[name].log}")
 
 
 async def _evaluate(settings: Config, base: str, final: str, sizes: Sizes, seed: int, supervisor: Supervisor) -> dict[str, Any]:
@@ -331,21 +306,6 @@ def _keepgrad(*arguments: str) -> dict[str, Any]:
         raise KeepgradError(said)
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the demo as Ctrl-C does: the parts are stopped in order, nothing is left running."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _write(path: Path, text: str) -> None:

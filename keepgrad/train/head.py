@@ -13,10 +13,11 @@ The prior is the parent's head, so windows add up.
 
 What is shown follows from q and the reward spec (policy/verdict.py). The reward of silence is 0, so showing pays where the expected reward
 is above 0; where that is less often than the share `coverage` of all opportunities, the least worth that is shown is lowered until that
-share of this window would be shown: teams want a stated frequency.
+share of this window would be shown: teams want a stated frequency. Those drafts are the parent's; `calibrated` then moves the least worth
+by as much as it differs between the candidate's own drafts and its parent's for the same prompts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -25,7 +26,7 @@ from scipy.optimize import minimize
 
 from keepgrad import stats
 from keepgrad.policy.verdict import FEATURES, SIZE, Head
-from keepgrad.records import Sample
+from keepgrad.records import Draft, Sample
 from keepgrad.reward.spec import Spec
 
 Floats = npt.NDArray[np.float64]
@@ -39,8 +40,11 @@ _FEWEST = 32
 _SIZES = [SIZE, FEATURES.index("finished")]
 
 
-def fit_head(parent: Head, samples: Sequence[Sample], spec: Spec, coverage: float) -> Head:
-    """The child's head; the parent's if too few suggestions were shown. Blank drafts have no cuts and count for the coverage only."""
+def fit_head(parent: Head, samples: Sequence[Sample], spec: Spec, coverage: float, cuts: bool = True) -> Head:
+    """The child's head; the parent's if too few suggestions were shown. Blank drafts have no cuts and count for the coverage only.
+
+    Without `cuts` it shows drafts whole or not at all.
+    """
     drafted = [sample for sample in samples if sample.cuts]
     shown = [sample for sample in drafted if sample.shown]
     if len(shown) < _FEWEST:
@@ -74,10 +78,28 @@ def fit_head(parent: Head, samples: Sequence[Sample], spec: Spec, coverage: floa
         size_gain=spec.size_gain,
         size_typical=spec.size_typical,
         taken=taste.tolist(),
+        whole=not cuts,
     )
-    worth = [head.best(np.array(sample.features))[1] for sample in drafted]
-    floor = float(np.quantile(worth, 1 - min(coverage * len(samples) / len(drafted), 1.0)))
-    return msgspec.structs.replace(head, least=min(floor, 0.0))
+    return msgspec.structs.replace(head, least=min(_floor(head, [sample.features for sample in samples], coverage), 0.0))
+
+
+def calibrated(head: Head, samples: Sequence[Sample], own: Mapping[str, Draft], coverage: float) -> Head:
+    """The head with its least worth moved to the candidate's own drafts `own`, by generation, for some of the window's prompts.
+
+    Paired, because the difference between two drafts for one prompt varies less than drafts do between prompts.
+    """
+    again = [sample for sample in samples if sample.generation in own]
+    rows = [[sample.features for sample in samples], [sample.features for sample in again], [own[one.generation].features for one in again]]
+    if head.always_show or not all(any(drafts) for drafts in rows):
+        return head
+    window, parents, children = (_floor(head, drafts, coverage) for drafts in rows)
+    return msgspec.structs.replace(head, least=min(window + children - parents, 0.0))
+
+
+def _floor(head: Head, drafts: Sequence[Sequence[Sequence[float]]], coverage: float) -> float:
+    """The worth that the share `coverage` of these drafts (features [K, F] of each, none of a blank one) reaches."""
+    worth = [head.best(np.array(features))[1] for features in drafts if features]
+    return float(np.quantile(worth, 1 - min(coverage * len(drafts) / len(worth), 1.0)))
 
 
 def _logistic(features: Floats, labels: Floats, weights: Floats, start: Floats, prior: float) -> Floats:

@@ -7,7 +7,7 @@ The state is written after every minibatch, so a killed step resumes where it wa
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,12 @@ from keepgrad.policy import model as models
 from keepgrad.policy import verdict as verdicts
 from keepgrad.policy.engine import WEIGHTS
 from keepgrad.policy.versions import Store
-from keepgrad.records import Sample, Version
+from keepgrad.records import Draft, Sample, Version
 from keepgrad.reward.spec import Spec
 from keepgrad.train import batch as batching
 from keepgrad.train import health as healths
 from keepgrad.train import loss as losses
-from keepgrad.train.head import fit_head
+from keepgrad.train.head import calibrated, fit_head
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 FROM_LAST = "from_last"
@@ -36,6 +36,7 @@ OPTIMIZER = "optimizer.safetensors"
 _MICRO = 12
 
 Progress = Callable[[int, int], None]
+Redraft = Callable[[str], Mapping[str, Draft]]
 
 
 class Worker:
@@ -61,9 +62,11 @@ class Worker:
         seed: int,
         scratch: Path,
         progress: Progress = lambda done, total: None,
+        redraft: Redraft | None = None,
     ) -> tuple[Version, dict[str, Any]]:
         """One pass over `samples` from version `parent`; returns the stored candidate and its health (see train/health.py).
 
+        `redraft` drafts anew for some of the samples under a version, by generation; without it coverage holds on the parent's drafts only.
         Raises TrainError on empty or damaged samples and on a loss that is not finite; the parent is never touched.
         """
         train, began = self._config.train, time.monotonic()
@@ -87,9 +90,23 @@ class Worker:
             optimizer.step()
             self._checkpoint(scratch, step + 1, model, optimizer, names, meter)
             progress(step + 1, len(parts))
-        head = fit_head(self._head(parent), samples, spec, train.coverage)
+        head = fit_head(self._head(parent), samples, spec, train.coverage, train.cuts)
         files = self._files(model, optimizer, names, head)
-        version = self._store.write(files, parent=parent, model=self._fingerprint, window=window, spec=spec.hash, seed=seed)
+
+        def store() -> Version:
+            return self._store.write(files, parent=parent, model=self._fingerprint, window=window, spec=spec.hash, seed=seed)
+
+        version = store()
+        if redraft:
+            trial = version
+            try:
+                files[verdicts.FILE] = calibrated(head, samples, redraft(trial.id), train.coverage).to_bytes()
+            except BaseException:
+                self._store.discard(trial.id)
+                raise
+            version = store()
+            if version.id != trial.id:
+                self._store.discard(trial.id)
         health = meter.summary(samples, ratio_cap=train.ratio_cap) | {"steps": len(parts), "seconds": round(time.monotonic() - began, 2)}
         self._base = model.unload() if train.mode == "lora" else None
         return version, health

@@ -95,7 +95,7 @@ def check(place: loop.Place) -> None:
     assert {name for name, stage in finished if stage == "settle"} == set(cycles)
     windows = ledger.windows()
     assert [window.first_seq for window in windows[1:]] == [window.last_seq + 1 for window in windows[:-1]]
-    report = audit(ledger, spec.load("tab"), 1, windows[-1].last_seq)
+    report = audit(ledger, spec.load(place.site.config.reward.spec), 1, windows[-1].last_seq)
     assert report.balanced and report.problems == []
     assert len({version.window for version in ledger.versions()}) == len(ledger.versions())
     for version in ledger.versions():

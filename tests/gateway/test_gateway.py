@@ -19,8 +19,10 @@ from keepgrad.gateway import app as gateway
 from keepgrad.policy import model, server
 from keepgrad.policy.client import EngineClient
 from keepgrad.policy.http import listen
+from keepgrad.policy.prompt import Prompter
 from keepgrad.policy.traffic import assign, user_hash
-from keepgrad.records import uuid7
+from keepgrad.records import Revocation, uuid7
+from keepgrad.redact import PLACEHOLDER
 from tests.gateway.harness import PREFIX, Site, ask, door, free_port, happened, running, site
 
 TAB, EVENTS, STATUS, METRICS = "/v1/keepgrad/tab", "/v1/keepgrad/events", "/v1/keepgrad/status", "/metrics"
@@ -179,6 +181,29 @@ def test_at_consent_metadata_no_text_no_path_no_token_is_kept(place: Site) -> No
     assert not found(place, b"hunter2", b"secret/path")
 
 
+def test_at_consent_code_secrets_are_redacted_before_the_model_sees_them_and_before_anything_is_written(place: Site) -> None:
+    token, password = "ghp_" + "Zq7" * 12, "hK3$wqL9pz"
+    body = ask(id=uuid7(), prefix=f'API = "{token}"\ndb = connect(password="{password}")\nreturn db.')
+
+    async def scene() -> tuple[dict[str, Any], dict[str, Any], str]:
+        headers = place.key("ann")
+        async with door(place) as client:
+            answer = await client.post(TAB, json=body, headers=headers)
+            settled = [happened(body["id"], "shown"), happened(body["id"], "settled", text=f'login("{token}")', reason="quiet")]
+            await client.post(EVENTS, json={"events": settled}, headers=headers)
+            again = await client.post(TAB, json=body, headers=headers)
+            metrics = await client.get(METRICS, headers=place.key("root", scopes=("admin",)))
+            return dict(answer.json()), dict(again.json()), metrics.text
+
+    answer, again, metrics = asyncio.run(scene())
+    assert answer == again
+    prompt = Prompter(Path(place.config.model.path)).decode(place.ledger.tokens([body["id"]])[body["id"]].prompt_ids)
+    assert prompt.count(PLACEHOLDER) == 2 and prompt.endswith("return db.")
+    assert [event.text for event in place.ledger.events([body["id"]])[body["id"]] if event.kind == "settled"] == [f'login("{PLACEHOLDER}")']
+    assert not found(place, token.encode(), password.encode())
+    assert "keepgrad_redacted_secrets_total 5.0" in metrics  # the prompt came twice
+
+
 def test_a_secret_is_nowhere_on_disk(place: Site) -> None:
     async def scene() -> None:
         async with door(place) as client:
@@ -241,6 +266,21 @@ def test_a_header_that_holds_no_key_is_refused_before_the_body_is_read(place: Si
 
     answer = asyncio.run(scene())
     assert answer.status_code == 401 and "key" in answer.json()["error"]
+
+
+def test_a_key_revoked_while_the_gateway_runs_opens_nothing_more(place: Site) -> None:
+    async def scene() -> list[int]:
+        async with door(place) as client:
+            ann, bob = place.key("ann"), place.key("bob")
+            first = await client.post(TAB, json=ask(), headers=ann)
+            hers = next(key.id for key in place.ledger.keys() if key.user == "ann")  # noqa: SIM118
+            place.ledger.revoke(Revocation(hers, "laptop lost", 1_764_400_000_000))
+            await asyncio.sleep(0.6)
+            tab, events = await client.post(TAB, json=ask(), headers=ann), await client.post(EVENTS, json={"events": []}, headers=ann)
+            assert "revoked" in tab.json()["error"]
+            return [first.status_code, tab.status_code, events.status_code, (await client.post(TAB, json=ask(), headers=bob)).status_code]
+
+    assert asyncio.run(scene()) == [200, 401, 401, 200]
 
 
 def test_a_key_made_while_the_gateway_runs_opens_it(place: Site) -> None:

@@ -48,9 +48,9 @@ def test_each_place_by_its_reason() -> None:
 
 def _four() -> list[Scored]:
     return [
-        scored(generation("a", "x" * 20), "accepted", FREE, settled="x" * 20),
-        scored(generation("b", "x" * 20), "rejected", FREE, settled="total += 1  "),
-        scored(generation("c", "x" * 20), "rejected", FREE),
+        scored(generation("a", "x" * 30), "accepted", FREE, settled="x" * 30),
+        scored(generation("b", "x" * 30), "rejected", FREE, settled="total += 1  "),
+        scored(generation("c", "x" * 30), "rejected", FREE),
         scored(generation("d", shown=False), "", FREE),
     ]
 
@@ -67,7 +67,7 @@ def test_advantages_of_draft_and_verdict() -> None:
 
 def test_settled_text_is_one_line_with_its_newline_and_the_space_of_a_healed_prompt() -> None:
     batch = _batch(_four())
-    assert prompter().decode(batch[0].settled_ids) == "x" * 20 + "\n"
+    assert prompter().decode(batch[0].settled_ids) == "x" * 30 + "\n"
     assert prompter().decode(batch[1].settled_ids) == "total += 1\n"
     assert batch[2].settled_ids == [] and batch[3].settled_ids == []
     healed = scored(generation("h", healed=True), "rejected", FREE, settled="b + c\nnext")
@@ -90,7 +90,7 @@ def _many(count: int, seed: int) -> list[Scored]:
         features = rng.normal(size=len(FEATURES)).tolist()
         p = 1 / (1 + np.exp(-features[0] - 0.5 * features[1]))
         end = "" if rng.random() < 0.2 else "accepted" if rng.random() < p else "rejected"
-        rows.append(scored(generation(f"g{at}", "x" * 20, f"u{at % 7}", shown=bool(end)), end, FREE, features=features))
+        rows.append(scored(generation(f"g{at}", "x" * 30, f"u{at % 7}", shown=bool(end)), end, FREE, features=features))
     return rows
 
 
@@ -105,7 +105,7 @@ def test_bucket_baseline_is_the_mean_of_the_others_in_the_bucket() -> None:
 
 
 def test_a_lone_row_of_a_bucket_is_held_against_all_others() -> None:
-    rows = [scored(generation(f"g{at}", "x" * 20), "accepted" if at == 0 else "rejected", FREE, features=[float(at)]) for at in range(8)]
+    rows = [scored(generation(f"g{at}", "x" * 30), "accepted" if at == 0 else "rejected", FREE, features=[float(at)]) for at in range(8)]
     batch = _batch(rows, "bucket")
     assert batch[0].advantages[0] == pytest.approx(0.75 + 0.25)
 

@@ -20,7 +20,7 @@ def test_the_shipped_spec() -> None:
 
 def test_the_hash_is_of_the_values_only(tmp_path: Path) -> None:
     lines = [line for line in SHIPPED.read_text().splitlines() if line and not line.startswith("#")]
-    (tmp_path / "bare.toml").write_text("\n".join(reversed(lines)).replace("size_typical = 20", "size_typical = 20.0"))
+    (tmp_path / "bare.toml").write_text("\n".join(reversed(lines)).replace("size_typical = 30", "size_typical = 30.0"))
     assert load(tmp_path / "bare.toml").hash == load().hash
     hashes = {msgspec.structs.replace(load(), **change).hash for change in ({"tau": 0.2}, {"size_gain": 0.0}, {"user_cap": 0.2}, {})}
     assert len(hashes) == 4
@@ -35,7 +35,7 @@ def test_the_hash_is_of_the_values_only(tmp_path: Path) -> None:
         ("tau = 0.25", "", "tau"),
         ("tau = 0.25", "tau = 0.25\nbonus = 1", "bonus"),
         ("size_gain = 1.0", "size_gain = -1", "size_gain"),
-        ("size_typical = 20", "size_typical = 0", "size_typical"),
+        ("size_typical = 30", "size_typical = 0", "size_typical"),
         ("user_cap = 0.1", "user_cap = 0", "user_cap"),
         ("tau = 0.25", "tau = [", "line"),
     ],
