@@ -235,6 +235,12 @@ def _traffic_rollback(a: argparse.Namespace) -> int:
     return _answer(operate.rollback(_config(a), reason=a.reason), a.json)
 
 
+def _export(a: argparse.Namespace) -> int:
+    from keepgrad.export import export
+
+    return _answer(export(_config(a), a.folder, a.org, a.user), a.json)
+
+
 def _key_create(a: argparse.Namespace) -> int:
     from keepgrad import operate
 
@@ -603,6 +609,22 @@ keeps it with secrets redacted.
     )
     revoke.add_argument("key", metavar="KEY", help="its id, e.g. k-12ab")
     revoke.add_argument("--reason", default="revoked by hand", metavar="TEXT", help="kept in the record")
+    out = _add(
+        commands,
+        "export",
+        _export,
+        "what the ledger holds, as Parquet files",
+        """
+Writes generations, tokens, events and scores, and for the whole ledger also versions, traffic and verdicts,
+one Parquet file each, into a new folder. Keys are left out. The ledger may be in use.
+
+  keepgrad export everything
+  keepgrad export hers --org acme --user ann
+""",
+    )
+    out.add_argument("folder", type=Path, metavar="DIR", help="a new folder")
+    out.add_argument("--org", default="", metavar="NAME", help="only what was served to this organisation")
+    out.add_argument("--user", default="", metavar="NAME", help="only what was served to this user of it")
     group = _group(commands, "model", "model folders", "The model that is served and trained.")
     fetch = _add(
         group,

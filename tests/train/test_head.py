@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from keepgrad.policy.verdict import FEATURES, SIZE, Head, always
-from keepgrad.records import Sample
+from keepgrad.records import Draft, Sample
 from keepgrad.reward.spec import load
-from keepgrad.train.head import fit_head
+from keepgrad.train.head import calibrated, fit_head
 
 SPEC = load()
 MEAN = FEATURES.index("mean_logp")
@@ -112,3 +112,29 @@ def test_a_child_starts_from_its_parent() -> None:
     child, alone = fit_head(parent, small, SPEC, 0.6), fit_head(always(), small, SPEC, 0.6)
     held = np.concatenate([np.array(sample.features) for sample in _window(300, 11)])
     assert np.abs(child.chance(held) - parent.chance(held)).mean() < np.abs(alone.chance(held) - parent.chance(held)).mean()
+
+
+def test_coverage_is_that_of_the_candidates_own_drafts() -> None:
+    """A candidate that has become surer of itself would show more than was asked for; a third of the window drafted anew tells."""
+    window, held = _window(600, 12), _window(2000, 13)
+    head = fit_head(always(), window, SPEC, 0.6)
+
+    def surer(sample: Sample) -> list[list[float]]:
+        return [[value + 1.0 if at == MEAN else value for at, value in enumerate(row)] for row in sample.features]
+
+    def share(head: Head) -> float:
+        return float(np.mean([head.best(np.array(surer(sample)))[1] >= head.least for sample in held]))
+
+    own = {one.generation: Draft("v", [3], [-0.1], one.cuts, surer(one), "show", 0.0, 1.0, 1, "x", "stop") for one in window[::3]}
+    moved = calibrated(head, window, own, 0.6)
+    assert share(head) > 0.75 and share(moved) == pytest.approx(0.6, abs=0.06)
+    assert calibrated(head, window, {}, 0.6) is head, "nothing drafted anew, nothing moved"
+
+
+def test_without_cuts_drafts_are_shown_whole_or_not_at_all() -> None:
+    head, held = fit_head(always(), _window(400, 14), SPEC, 0.6, cuts=False), _window(500, 15)
+    assert {at for _, at in _served(head, held)} == {len(SIZES) - 1}
+    lucks = np.random.default_rng(0).random((500, 2))
+    verdicts = [head.verdict(sample.features, 0.1, *luck) for sample, luck in zip(held, lucks.tolist(), strict=True)]
+    assert {verdict.which for verdict in verdicts} == {len(SIZES) - 1}
+    assert all(math.isclose(math.exp(one.logprob), one.show_probability if one.shown else 1 - one.show_probability) for one in verdicts)

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 import torch
 
-from keepgrad.errors import TrainError
+from keepgrad.errors import EngineError, TrainError
 from keepgrad.policy.engine import Engine
-from keepgrad.records import Sample
+from keepgrad.records import Draft, Sample
 from keepgrad.train import batch
 from keepgrad.train.worker import Worker
 from tests.policy.test_engine import SPEC, make, samples
@@ -57,6 +57,32 @@ def test_same_input_same_version_and_resumed_is_the_same(tmp_path: Path, at: int
     resumed, resumed_health = Worker(worker._config, worker._store).run(base, made, "w-1", SPEC, 5, scratch / "b")
     assert resumed.id == whole.id
     assert {k: v for k, v in resumed_health.items() if k != "seconds"} == {k: v for k, v in health.items() if k != "seconds"}
+
+
+def test_a_candidate_drafts_anew_under_a_version_that_does_not_stay(tmp_path: Path) -> None:
+    worker, base, made, scratch = _sampled(tmp_path, coverage=0.5)
+    made = [*made, *(msgspec.structs.replace(one, generation=f"{one.generation}-{turn}") for turn in range(3) for one in made)]
+    asked: list[str] = []
+
+    def redraft(version: str) -> dict[str, Draft]:
+        asked.append(version)
+        worker._store.verify(version)
+        return {
+            one.generation: Draft(version, [3], [-0.1], [1], [[0.0] * len(one.features[0])], "show", 0.0, 1.0, 1, "x", "stop")
+            for one in made
+        }
+
+    plain, _ = worker.run(base, made, "w-1", SPEC, 0, scratch / "a")
+    moved, _ = worker.run(base, made, "w-1", SPEC, 0, scratch / "b", redraft=redraft)
+    assert asked == [plain.id] and moved.id != plain.id
+    assert [version.id for version in worker._store.list()] == [base, moved.id]
+
+    def gone(version: str) -> dict[str, Draft]:
+        raise EngineError("the engine is away")
+
+    with pytest.raises(EngineError):
+        worker.run(base, made, "w-2", SPEC, 0, scratch / "c", redraft=gone)
+    assert [version.id for version in worker._store.list()] == [base, moved.id], "nothing is left of a candidate that did not come to be"
 
 
 def test_reward_moves_probability(tmp_path: Path) -> None:
