@@ -1,5 +1,6 @@
 """The report of a run folder that the real parts have filled: real ledger, real evaluation of drafts, real pictures."""
 
+import io
 import json
 import random
 from collections.abc import Iterator
@@ -185,7 +186,7 @@ def test_the_page_stands_alone(folder: Path, built: dict[str, object]) -> None:
 def test_the_terminal_table_names_all_three_policies(folder: Path, built: dict[str, object], capsys: pytest.CaptureFixture[str]) -> None:
     write.show(built, folder, Console(width=120))
     printed = capsys.readouterr().out
-    for words in ("base (always shows)", "filter (no learning)", "learned against filter", "books balanced", "report.html"):
+    for words in ("base (always shows)", "filter (no learning)", "learned vs filter", "books balanced", "report.html"):
         assert words in printed
 
 
@@ -216,3 +217,10 @@ def test_a_page_without_numbers_is_still_a_page() -> None:
         "conservation": {"generations": 0, "rewarded": 0, "pending": 0, "censored": {}, "excluded": {}, "balanced": True},
     }  # fmt: skip
     assert "no evaluation" in page.render(empty, {})
+
+
+def test_no_figure_is_cut_off_in_a_narrow_window(folder: Path, built: dict[str, object]) -> None:
+    console = Console(width=60, file=io.StringIO())
+    write.show(built, folder, console)
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "\u2026" not in printed and "learned vs filter" in printed

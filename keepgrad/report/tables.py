@@ -6,16 +6,16 @@ from typing import Any, NamedTuple
 _POLICIES = (
     ("before", "base (always shows)"),
     ("filter", "filter (no learning)"),
-    ("cut_filter", "filter that cuts"),
+    ("cut_filter", "cutting filter"),
     ("after", "learned"),
 )
 _STAGES = ("collect", "score", "audit", "train", "gate", "canary", "settle")
 _SECTIONS = (("heldout", "Held-out files"), ("projects", "Projects never trained on"))
 _COMPARISONS = {
-    "filter": "filter against base",
-    "cut_filter": "filter that cuts against base",
-    "over_filter": "learned against filter",
-    "over_cut_filter": "learned against filter that cuts",
+    "filter": "filter vs base",
+    "cut_filter": "cutting filter vs base",
+    "over_filter": "learned vs filter",
+    "over_cut_filter": "learned vs cutting filter",
     "text_gain": "its text alone",
     "silence_gain": "its silence alone",
     "cut_gain": "its cut alone",
@@ -102,7 +102,7 @@ def _compare(section: Mapping[str, Any], title: str) -> Table:
             rows.append(
                 [name, percent(policy.get("shown_rate")), percent(policy.get("accept_rate")), number(policy.get("accepted_chars"), 2)]
             )
-    rows.append(["learned against base", *(change(section, metric) for metric in ("shown", "accept_rate", "accepted_chars"))])
+    rows.append(["learned vs base", *(change(section, metric) for metric in ("shown", "accept_rate", "accepted_chars"))])
     for key, values in section.items():
         if isinstance(values, Mapping) and "accept_rate_change" in values:
             rows.append([_comparison(key), *(change(values, metric) for metric in ("shown", "accept_rate", "accepted_chars"))])

@@ -33,6 +33,8 @@ def show(report: dict[str, Any], folder: Path, console: Console | None = None) -
             drawn.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
         for row in table.rows:
             drawn.add_row(*row)
+        # Figures that are cut off are no figures: in a narrow window the lines are longer than it.
+        out.width = max(out.width, out.measure(drawn, options=out.options.update(width=200)).maximum)
         out.print(drawn)
     for line in tables.closing(report):
         out.print(line, highlight=False, soft_wrap=True)
