@@ -2,6 +2,9 @@
 
 POST /v1/keepgrad/tab       scope serve      one opportunity, answered once it is durable
 POST /v1/keepgrad/events    scope events     up to 1000 events, all or none, acknowledged once they are durable
+POST /v1/completions        scope serve      the same in Tabby's form
+POST /v1/events             scope events     one event in Tabby's form
+GET  /v1/health, POST too   any key          what Tabby's clients ask first
 GET  /v1/keepgrad/status    any key          traffic, stage, counters
 GET  /metrics               scope admin      Prometheus
 GET  /healthz               no key           the process answers
@@ -10,16 +13,17 @@ GET  /healthz               no key           the process answers
 import asyncio
 import ipaddress
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
-from litestar import Litestar, MediaType, Request, Response, get, post
+from litestar import Litestar, MediaType, Request, Response, get, post, route
 from litestar.types import Message
 from litestar.types import Scope as AsgiScope
 
 from keepgrad.config import Config
-from keepgrad.errors import ConfigError
+from keepgrad.errors import ConfigError, ConflictError
+from keepgrad.gateway import tabby
 from keepgrad.gateway.auth import SCOPES, Keys, Scope
 from keepgrad.gateway.checks import EventBatch, check_events, check_tab
 from keepgrad.gateway.measure import Meters
@@ -37,8 +41,8 @@ _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 class Door:
     """What the routes need, kept in the app's state."""
 
-    def __init__(self, gateway: Gateway, keys: Keys, writer: Writer, meters: Meters) -> None:
-        self.gateway, self.keys, self.writer, self.meters = gateway, keys, writer, meters
+    def __init__(self, gateway: Gateway, keys: Keys, writer: Writer, meters: Meters, model: str) -> None:
+        self.gateway, self.keys, self.writer, self.meters, self.model = gateway, keys, writer, meters, model
 
 
 @post("/v1/keepgrad/tab", status_code=200)
@@ -57,6 +61,35 @@ async def events(request: _Request) -> dict[str, list[str]]:
     batch = decode(await request.body(), EventBatch)
     check_events(batch.events)
     return {"results": await door.gateway.events(key, batch.events)}
+
+
+@post("/v1/completions", status_code=200)
+async def completions(request: _Request) -> dict[str, Any]:
+    """One Tab opportunity of a client that speaks Tabby's form."""
+    door, key = _enter(request, "serve")
+    wanted = tabby.to_tab(decode(await request.body(), tabby.CompletionRequest), key)
+    check_tab(wanted)
+    return tabby.to_completion(await door.gateway.tab(key, wanted))
+
+
+@post("/v1/events", status_code=200)
+async def tabby_events(request: _Request) -> None:
+    """One event of a client that speaks Tabby's form. The first of several that say the same counts; other types are only counted."""
+    door, key = _enter(request, "events")
+    event = tabby.to_event(decode(await request.body(), tabby.LogEventRequest))
+    if event is None:
+        door.writer.count("unknown_event")
+        return
+    check_events([event])
+    with suppress(ConflictError):
+        await door.gateway.events(key, [event])
+
+
+@route("/v1/health", http_method=["GET", "POST"], status_code=200)
+async def health(request: _Request) -> dict[str, Any]:
+    """What Tabby's clients ask before anything else."""
+    door, _ = _enter(request, *SCOPES)
+    return tabby.health(door.model)
 
 
 @get("/v1/keepgrad/status")
@@ -102,7 +135,7 @@ def create(config: Config, ledger: Ledger, engine: EngineClient, folder: Path | 
             meters.requests.labels(known or "other", str(message["status"])).inc()
 
     app = Litestar(
-        route_handlers=[tab, events, status, metrics, healthz],
+        route_handlers=[tab, events, completions, tabby_events, health, status, metrics, healthz],
         lifespan=[lifespan],
         exception_handlers=HANDLERS,
         before_send=[note],
@@ -110,7 +143,7 @@ def create(config: Config, ledger: Ledger, engine: EngineClient, folder: Path | 
         openapi_config=None,
         logging_config=None,
     )
-    app.state["door"] = Door(gateway, Keys(ledger), writer, meters)
+    app.state["door"] = Door(gateway, Keys(ledger), writer, meters, Path(config.model.path).name)
     return app
 
 

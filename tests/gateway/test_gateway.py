@@ -16,7 +16,7 @@ import pytest
 
 from keepgrad.errors import ConfigError
 from keepgrad.gateway import app as gateway
-from keepgrad.policy import model, server
+from keepgrad.policy import server
 from keepgrad.policy.client import EngineClient
 from keepgrad.policy.http import listen
 from keepgrad.policy.prompt import Prompter
@@ -26,19 +26,9 @@ from keepgrad.redact import PLACEHOLDER
 from tests.gateway.harness import PREFIX, Site, ask, door, free_port, happened, running, site
 
 TAB, EVENTS, STATUS, METRICS = "/v1/keepgrad/tab", "/v1/keepgrad/events", "/v1/keepgrad/status", "/metrics"
+COMPLETIONS, TABBY_EVENTS, HEALTH = "/v1/completions", "/v1/events", "/v1/health"
+ROUTES = {TAB, EVENTS, STATUS, METRICS, COMPLETIONS, TABBY_EVENTS, HEALTH}
 JSON = {"content-type": "application/json"}
-
-
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model.make_tiny(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture
-def place(tmp_path: Path, tiny: Path) -> Any:
-    made = site(tmp_path, tiny)
-    yield made
-    made.ledger.close()
 
 
 # What it keeps
@@ -227,10 +217,10 @@ def found(place: Site, *needles: bytes) -> list[bytes]:
     [
         ("nobody", set()),
         ("stranger", set()),
-        ("serve", {TAB, STATUS}),
-        ("events", {EVENTS, STATUS}),
-        ("admin", {STATUS, METRICS}),
-        ("all", {TAB, EVENTS, STATUS, METRICS}),
+        ("serve", {TAB, STATUS, COMPLETIONS, HEALTH}),
+        ("events", {EVENTS, STATUS, TABBY_EVENTS, HEALTH}),
+        ("admin", {STATUS, METRICS, HEALTH}),
+        ("all", ROUTES),
     ],
 )
 def test_every_route_asks_for_its_scope(place: Site, role: str, allowed: set[str]) -> None:
@@ -247,13 +237,16 @@ def test_every_route_asks_for_its_scope(place: Site, role: str, allowed: set[str
                 EVENTS: await client.post(EVENTS, json={"events": []}, headers=headers),
                 STATUS: await client.get(STATUS, headers=headers),
                 METRICS: await client.get(METRICS, headers=headers),
+                COMPLETIONS: await client.post(COMPLETIONS, json={"segments": {"prefix": PREFIX}}, headers=headers),
+                TABBY_EVENTS: await client.post(TABBY_EVENTS, json={"type": "other"}, headers=headers),
+                HEALTH: await client.get(HEALTH, headers=headers),
             }
             for answer in sent.values():
                 assert answer.status_code != 401 or answer.headers["www-authenticate"].startswith("Bearer")
             return {route: answer.status_code for route, answer in sent.items()}
 
     refused = 401 if role in ("nobody", "stranger") else 403
-    assert asyncio.run(scene()) == {route: 200 if route in allowed else refused for route in (TAB, EVENTS, STATUS, METRICS)}
+    assert asyncio.run(scene()) == {route: 200 if route in allowed else refused for route in ROUTES}
 
 
 @pytest.mark.parametrize(
