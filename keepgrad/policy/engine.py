@@ -28,7 +28,6 @@ from keepgrad.config import Config
 from keepgrad.errors import EngineError, KeepgradError, VersionError
 from keepgrad.policy import model as models
 from keepgrad.policy import verdict as verdicts
-from keepgrad.policy.kv import growing_cache
 from keepgrad.policy.prompt import Prompter
 from keepgrad.policy.versions import Store
 from keepgrad.records import Draft, EngineRequest
@@ -36,8 +35,6 @@ from keepgrad.records import Draft, EngineRequest
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 WEIGHTS = "model.safetensors"
 _PREFILL_ROWS = 16
-_KEPT = 5 / 6
-"""A batch in which fewer than this share of rows are still under way is copied together: their KV, without that of the others."""
 _BASE = "__base__"
 
 
@@ -54,15 +51,12 @@ class _Row:
     plain: list[float] = dataclasses.field(default_factory=list)
     first_max: float = 0.0
     first_entropy: float = 0.0
-    ended: bool = False
-    """Answered; it stays in its batch, computed in vain, until enough others have ended to make it worth copying the rest together."""
 
 
 @dataclasses.dataclass
 class _Batch:
     """Rows decoded together: left-padded KV, `mask` [R, T] of real positions, `last` [R] the token each row reads next."""
 
-    model: Any
     rows: list[_Row]
     cache: DynamicCache
     mask: torch.Tensor
@@ -258,7 +252,7 @@ class Engine:
         return True
 
     def _prefill(self) -> None:
-        room = self._config.engine.max_batch - sum(not row.ended for batch in self._batches.values() for row in batch.rows)
+        room = self._config.engine.max_batch - sum(len(batch.rows) for batch in self._batches.values())
         if room <= 0 or not self._waiting:
             return
         began = time.monotonic()
@@ -286,12 +280,12 @@ class Engine:
             ids[index, longest - len(prompt) + 1 :] = torch.tensor(prompt[:-1])
             mask[index, longest - len(prompt) + 1 :] = 1
         model = self._versions[shared[0][0].version].model
-        cache = growing_cache()
+        cache = DynamicCache()
         self._forward(model, [under] * len(prompts), ids, mask, cache)
         self._counts["prompt_tokens"] += int(mask.sum())
         spread = torch.tensor([index for index, rows in enumerate(shared) for _ in rows])
         last = torch.tensor([prompt[-1] for prompt in prompts])[spread]
-        batch = _Batch(model, [row for rows in shared for row in rows], cache, mask, last)
+        batch = _Batch([row for rows in shared for row in rows], cache, mask, last)
         if len(spread) > len(shared):
             cache.batch_select_indices(spread)
             batch.mask = mask[spread]
@@ -329,14 +323,15 @@ class Engine:
         batch = self._batches[key]
         began = time.monotonic()
         batch.mask = torch.cat([batch.mask, torch.ones(len(batch.rows), 1, dtype=torch.long)], 1)
-        adapters = [None if row.ended else self._versions[row.version].adapter for row in batch.rows]
-        logits = self._forward(batch.model, adapters, batch.last[:, None], batch.mask, batch.cache)
-        self._counts["tokens"] += sum(not row.ended for row in batch.rows)
-        self._sample(batch, logits)
-        keep = [index for index, row in enumerate(batch.rows) if not row.ended]
+        loaded = [self._versions[row.version] for row in batch.rows]
+        logits = self._forward(loaded[0].model, [one.adapter for one in loaded], batch.last[:, None], batch.mask, batch.cache)
+        ended = self._sample(batch, logits)
+        self._counts["tokens"] += len(batch.rows)
+        self._seconds["decode"] += time.monotonic() - began
+        keep = [index for index, row in enumerate(batch.rows) if index not in ended]
         if not keep:
             del self._batches[key]
-        elif len(keep) < _KEPT * len(batch.rows):
+        elif ended:
             chosen = torch.tensor(keep)
             batch.cache.batch_select_indices(chosen)
             batch.mask, batch.last = batch.mask[chosen], batch.last[chosen]
@@ -347,9 +342,8 @@ class Engine:
                 for layer in batch.cache.layers:
                     layer.keys, layer.values = layer.keys[:, :, spare:], layer.values[:, :, spare:]
                 batch.mask = batch.mask[:, spare:]
-        self._seconds["decode"] += time.monotonic() - began
 
-    def _sample(self, batch: _Batch, logits: torch.Tensor) -> None:
+    def _sample(self, batch: _Batch, logits: torch.Tensor) -> set[int]:
         temperatures = torch.tensor([row.request.sampling.temperature for row in batch.rows])
         plain = torch.log_softmax(logits, -1)
         warm = torch.log_softmax(logits / temperatures[:, None], -1)
@@ -365,15 +359,15 @@ class Engine:
             for index, value, spread in zip(fresh, top, entropy.tolist(), strict=True):
                 batch.rows[index].first_max, batch.rows[index].first_entropy = value, spread
         stops = self._stop[ids[:, 0]].tolist()
+        ended = set()
         for index, row in enumerate(batch.rows):
-            if row.ended:
-                continue
             row.ids.append(int(ids[index, 0]))
             row.logprobs.append(logp[index])
             row.plain.append(at_one[index])
             if stops[index] or len(row.ids) >= row.request.sampling.max_tokens:
-                row.ended = True
                 self._finish(row, stops[index])
+                ended.add(index)
+        return ended
 
     def _finish(self, row: _Row, stopped: bool) -> None:
         texts = [self.prompter.clean(row.ids[:tokens], row.request.healed) for tokens in range(1, len(row.ids) + 1)]

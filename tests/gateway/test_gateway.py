@@ -176,13 +176,13 @@ def test_at_consent_code_secrets_are_redacted_before_the_model_sees_them_and_bef
     body = ask(id=uuid7(), prefix=f'API = "{token}"\ndb = connect(password="{password}")\nreturn db.')
 
     async def scene() -> tuple[dict[str, Any], dict[str, Any], str]:
-        headers = place.key("ann")
+        headers, admin = place.key("ann"), place.key("root", scopes=("admin",))
         async with door(place) as client:
             answer = await client.post(TAB, json=body, headers=headers)
             settled = [happened(body["id"], "shown"), happened(body["id"], "settled", text=f'login("{token}")', reason="quiet")]
             await client.post(EVENTS, json={"events": settled}, headers=headers)
             again = await client.post(TAB, json=body, headers=headers)
-            metrics = await client.get(METRICS, headers=place.key("root", scopes=("admin",)))
+            metrics = await client.get(METRICS, headers=admin)
             return dict(answer.json()), dict(again.json()), metrics.text
 
     answer, again, metrics = asyncio.run(scene())
