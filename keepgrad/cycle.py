@@ -57,7 +57,6 @@ _POLL_COST = 10.0
 """Looking at the books again waits at least so many times as long as looking took: a tenth of one core at most."""
 _CARRIED = 2
 """Windows, this one among them, that may give samples to one batch: what a rejected candidate learned from is used again, not for ever."""
-_REDRAFTS_AT_ONCE = 64
 _REMEMBERED = 4
 """Windows back that are searched for conversations still under way."""
 _T = TypeVar("_T")
@@ -442,22 +441,18 @@ class Loop:
     async def _redraft(self, engine: EngineClient, version: str, batch: Sequence[Sample]) -> dict[str, Draft]:
         """Drafts of a version that nobody is served yet, for prompts from all over the batch, with the luck that they were served with."""
         chosen = batch[:: max(len(batch) // self.config.train.redrafts, 1)][: self.config.train.redrafts]
-        limit = asyncio.Semaphore(_REDRAFTS_AT_ONCE)
-
-        async def one(sample: Sample) -> Draft:
+        requests = []
+        for sample in chosen:
             served = self.ledger.generation(sample.generation)
             assert served is not None  # its sample was made from it
             sampling = msgspec.structs.replace(served.sampling, explore=False)
-            request = EngineRequest(sample.prompt_ids, [version], served.seed, sampling, served.healed)
-            async with limit:
-                return (await engine.generate(request))[0]
-
+            requests.append(EngineRequest(sample.prompt_ids, [version], served.seed, sampling, served.healed))
         try:
-            drafts = await asyncio.gather(*(one(sample) for sample in chosen))
+            drafts = await engine.generate_all(requests)
         finally:
             with suppress(EngineError):
                 await engine.unload(version)
-        return {sample.generation: draft for sample, draft in zip(chosen, drafts, strict=True)}
+        return {sample.generation: draft for sample, (draft,) in zip(chosen, drafts, strict=True)}
 
     # ---- gate and canary
 

@@ -70,12 +70,13 @@ def _parts(names: list[str]) -> Iterator[list[str]]:
 def _write(path: Path, kind: type[msgspec.Struct], records: Iterable[msgspec.Struct]) -> int:
     """One Parquet file, whole or not at all; its rows."""
     fields = [field for field in msgspec.structs.fields(kind) if field.name != "key"]
-    schema = pa.schema([(field.name, _arrow(field.type)) for field in fields])
+    forms = {field.name: _arrow(field.type) for field in fields}
+    schema = pa.schema(list(forms.items()))
     part, count = path.with_suffix(".part"), 0
     with pq.ParquetWriter(part, schema, compression="zstd") as writer:
         rows: list[dict[str, Any]] = []
         for record in records:
-            rows.append({field.name: _value(getattr(record, field.name), field.type) for field in fields})
+            rows.append({name: _value(getattr(record, name), form) for name, form in forms.items()})
             count += 1
             if len(rows) == _ROWS:
                 writer.write_table(pa.Table.from_pylist(rows, schema))
@@ -103,8 +104,7 @@ def _arrow(kind: Any) -> pa.DataType:
     return pa.string()
 
 
-def _value(value: Any, kind: Any) -> Any:
-    form = _arrow(kind)
+def _value(value: Any, form: pa.DataType) -> Any:
     if pa.types.is_map(form):
         return list(value.items())
     if pa.types.is_string(form) and not isinstance(value, str) and value is not None:

@@ -23,19 +23,14 @@ def run(config: Config, settings: Path | None, tell: Callable[[str], None], trai
     Raises ConfigError if the data folder was not made, KeepgradError if engine or gateway do not stay up.
     """
     _check(config)
-    host = f"[{config.server.host}]" if ":" in config.server.host else config.server.host
-    near = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
     logs, supervisor = config.root / LOGS, Supervisor()
     try:
         with interruptible():
             tell(f"starting; logs are in {logs}")
-            supervisor.start(program("engine", lambda: ["engine"], settings, logs, keep=True))
-            wait_ready(supervisor, "engine", f"http://127.0.0.1:{config.server.engine_port}/status")
-            supervisor.start(program("gateway", lambda: ["serve"], settings, logs, keep=True))
-            wait_ready(supervisor, "gateway", f"http://{near}:{config.server.port}/healthz")
+            start_serving(supervisor, config, settings, logs)
             if train:
                 supervisor.start(program("cycle", lambda: ["cycle", "run"], settings, logs, keep=True, vital=False))
-            tell(f"keepgrad answers at http://{host}:{config.server.port}; Ctrl-C stops it")
+            tell(f"keepgrad answers at http://{_host(config)}:{config.server.port}; Ctrl-C stops it")
             while True:
                 for name in supervisor.watch():
                     tell(f"the {name} ended unexpectedly and was started again: see {logs / name}.log")
@@ -44,6 +39,20 @@ def run(config: Config, settings: Path | None, tell: Callable[[str], None], trai
         tell("stopping")
     finally:
         supervisor.stop_all()
+
+
+def start_serving(supervisor: Supervisor, config: Config, settings: Path | None, logs: Path) -> None:
+    """Start engine and gateway, each once the one before answers. Raises KeepgradError if one does not."""
+    supervisor.start(program("engine", lambda: ["engine"], settings, logs, keep=True))
+    wait_ready(supervisor, "engine", f"http://127.0.0.1:{config.server.engine_port}/status")
+    supervisor.start(program("gateway", lambda: ["serve"], settings, logs, keep=True))
+    near = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(_host(config), _host(config))
+    wait_ready(supervisor, "gateway", f"http://{near}:{config.server.port}/healthz")
+
+
+def _host(config: Config) -> str:
+    """The gateway's address as it stands in a URL."""
+    return f"[{config.server.host}]" if ":" in config.server.host else config.server.host
 
 
 def _check(config: Config) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import httpx
@@ -42,6 +43,21 @@ class EngineClient:
         if [draft.version for draft in drafts] != list(request.versions):
             raise EngineError(f"the engine at {self._base} answered for other versions than asked: it needs a restart")
         return drafts
+
+    async def generate_all(self, requests: Sequence[EngineRequest], concurrency: int = 64) -> list[list[Draft]]:
+        """`generate` for each request, so many at a time; the first error ends them all."""
+        limit = asyncio.Semaphore(concurrency)
+
+        async def one(request: EngineRequest) -> list[Draft]:
+            async with limit:
+                return await self.generate(request)
+
+        tasks = [asyncio.ensure_future(one(request)) for request in requests]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
 
     async def load(self, version: str) -> None:
         """Have a version loaded. Raises VersionError if it is missing or corrupt, EngineError if there is no engine."""

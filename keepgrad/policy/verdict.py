@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from keepgrad import stats
 from keepgrad.errors import VersionError
+from keepgrad.words import ends_word
 
 FILE = "verdict.json"
 """The head's file in a version."""
@@ -92,25 +93,25 @@ class Head(msgspec.Struct, frozen=True):
         return result
 
     def worth(self, features: Floats) -> Floats:
-        """v for features [N, F] or [F]."""
+        """v for features [N, F] or [F]; infinite for the base's head."""
+        if self.always_show:
+            return np.full(features.shape[:-1], math.inf)
         size = np.expm1(features[..., SIZE])
         result: Floats = self.chance(features) * stats.saturating(size, self.size_gain, self.size_typical) - self.tau
         return result
 
     def best(self, features: Floats) -> tuple[int, float]:
         """The best cut of a draft with features [K, F], and its worth; the base's is the whole draft."""
-        if self.always_show:
-            return len(features) - 1, 0.0
         worth = self.worth(features)
-        index = len(features) - 1 if self.whole else int(worth.argmax())
+        index = self._pick(worth)
         return index, float(worth[index])
 
     def verdict(self, features: Sequence[Sequence[float]], explore: float, cut_luck: float, show_luck: float) -> Verdict:
         """Draw a verdict for a draft with features [K, F], K > 0; the two lucks are uniform in [0, 1)."""
         count = len(features)
         rows = np.asarray(features, dtype=np.float64)
-        worth = np.full(count, math.inf) if self.always_show else self.worth(rows)
-        best = count - 1 if self.always_show or self.whole else int(worth.argmax())
+        worth = self.worth(rows)
+        best = self._pick(worth)
         elsewhere = 0.0 if self.whole else explore
         cuts = np.full(count, elsewhere / count)
         cuts[best] += 1 - elsewhere
@@ -120,6 +121,9 @@ class Head(msgspec.Struct, frozen=True):
         shown = bool(show_luck < show[index])
         chance = float(cuts[index] * show[index]) if shown else float(cuts @ (1 - show))
         return Verdict(index, shown, math.log(chance), float(show[index]))
+
+    def _pick(self, worth: Floats) -> int:
+        return len(worth) - 1 if self.always_show or self.whole else int(worth.argmax())
 
     def to_bytes(self) -> bytes:
         """The head as it lies in a version (JSON)."""
@@ -155,15 +159,6 @@ def cuts(texts: Sequence[str]) -> list[int]:
         if text.strip() and whole.startswith(text) and ends_word(whole, len(text)):
             found[text] = tokens
     return sorted(found.values())
-
-
-def ends_word(line: str, at: int) -> bool:
-    """Whether no word goes on across position `at` of the line."""
-    return not 0 < at < len(line) or not (_in_word(line[at - 1]) and _in_word(line[at]))
-
-
-def _in_word(character: str) -> bool:
-    return character.isalnum() or character == "_"
 
 
 def features(prompt: str, text: str, logps: Sequence[float], first_max_logp: float, first_entropy: float, finished: bool) -> list[float]:

@@ -35,6 +35,7 @@ from keepgrad.errors import GateError
 from keepgrad.metrics import Judged, ends, paired
 from keepgrad.records import Draft, GateVerdict
 from keepgrad.release.suite import Context
+from keepgrad.words import ends_word
 
 METRICS = ("accepted_chars", "accept_rate", "reward")
 _MIN_PART = 4
@@ -95,7 +96,7 @@ def usable(text: str, truth: str) -> bool:
         return False
     if text == truth:
         return True
-    return len(text) >= _MIN_PART and not (_word(text[-1]) and _word(truth[len(text)]))
+    return len(text) >= _MIN_PART and ends_word(truth, len(text))
 
 
 def gate(
@@ -247,7 +248,3 @@ def _reason(effects: Mapping[str, Effect], failed: Sequence[str], contexts: int)
     head = f"worse than the margin of {margin:.0%} allows: " if failed else f"within the margin of {margin:.0%}: "
     tail = f"; {contexts} contexts stop a loss of {least:.0%} four times out of five"
     return head + ", ".join(say(name) for name in (failed or effects)) + tail
-
-
-def _word(character: str) -> bool:
-    return character.isalnum() or character == "_"

@@ -3,7 +3,6 @@
 A suite is cut from files once, kept as JSON lines, and answered by two versions at a time under the same seeds, so that they can be paired.
 """
 
-import asyncio
 import hashlib
 import io
 import keyword
@@ -114,21 +113,13 @@ async def draft(
     All versions of a context go in one request: they share its prefill and its seed. Raises EngineError if the engine stays away,
     VersionError for a version it cannot load.
     """
-    names = list(dict.fromkeys(versions))
-    limit = asyncio.Semaphore(concurrency)
-
-    async def one(context: Context) -> list[Draft]:
+    names, requests = list(dict.fromkeys(versions)), []
+    for context in contexts:
         prompt_ids, healed = prompter.encode(context.prefix, context_tokens)
-        request = EngineRequest(prompt_ids=prompt_ids, versions=names, seed=seed_of(seed, context.id), sampling=sampling, healed=healed)
-        async with limit:
-            return await engine.generate(request)
-
-    tasks = [asyncio.ensure_future(one(context)) for context in contexts]
-    try:
-        answers = await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
+        requests.append(
+            EngineRequest(prompt_ids=prompt_ids, versions=names, seed=seed_of(seed, context.id), sampling=sampling, healed=healed)
+        )
+    answers = await engine.generate_all(requests, concurrency)
     return {name: [answer[index] for answer in answers] for index, name in enumerate(names)}
 
 

@@ -22,11 +22,12 @@ import numpy.typing as npt
 from keepgrad.config import Train
 from keepgrad.errors import ConfigError, TrainError
 from keepgrad.policy.prompt import Prompter
-from keepgrad.policy.verdict import FEATURES, ends_word
+from keepgrad.policy.verdict import FEATURES
 from keepgrad.records import Generation, Outcome, Place, Sample, Score, Tokens
 from keepgrad.redact import PLACEHOLDER
 from keepgrad.reward import terms
 from keepgrad.reward.spec import Spec
+from keepgrad.words import ends_word
 
 Floats = npt.NDArray[np.float64]
 Scored = tuple[Generation, Tokens, Outcome, Score]
@@ -127,8 +128,8 @@ def settled_ids(row: Scored, spec: Spec, prompter: Prompter) -> list[int]:
     A healed prompt leaves the space before the cursor to its continuation, so the line starts with it.
     """
     generation, _, outcome, _ = row
-    line = outcome.settled_text.split("\n", 1)[0].rstrip()
-    if not line or len(line) > spec.settled_chars or outcome.end == "abstained" or PLACEHOLDER in line:
+    line = _settled_line(outcome)
+    if not line or len(line) > spec.settled_chars:
         return []
     return prompter.encode_text((" " if generation.healed else "") + line + "\n")
 
@@ -139,10 +140,16 @@ def right(row: Scored, prompter: Prompter) -> list[bool]:
     What the developer wrote instead judges every cut of a draft, also those that were not shown.
     """
     generation, tokens, outcome, _ = row
-    line = outcome.settled_text.split("\n", 1)[0].rstrip()
-    if not line or outcome.end == "abstained" or PLACEHOLDER in line:
+    line = _settled_line(outcome)
+    if not line:
         return []
     return [fits(prompter.clean(tokens.completion_ids[:cut], generation.healed), line) for cut in tokens.cuts]
+
+
+def _settled_line(outcome: Outcome) -> str:
+    """The line the developer ended up with; empty if it is not known, or not to be learned from."""
+    line = outcome.settled_text.split("\n", 1)[0].rstrip()
+    return "" if outcome.end == "abstained" or PLACEHOLDER in line else line
 
 
 def fits(text: str, line: str) -> bool:

@@ -34,11 +34,11 @@ from keepgrad.report import write
 from keepgrad.report.facts import DATA, EVALUATION, RUN, SETTINGS
 from keepgrad.simulate.evaluate import evaluate
 from keepgrad.simulate.progress import Progress, look
-from keepgrad.supervise import Supervisor, interruptible, program, wait_ready
+from keepgrad.supervise import Supervisor, interruptible, program
+from keepgrad.up import LOGS, start_serving
 
 KEYS = "developers.json"
 _ORG = "demo"
-LOGS = "logs"
 _POLL_S = 0.5
 _HELDOUT, _PROJECTS = 1040, 320
 _EVALUATE_S = 270.0
@@ -232,10 +232,7 @@ def _init(options: Options, folder: Path) -> dict[str, Any]:
 
 
 def _start(settings: Config, options: Options, sizes: Sizes, folder: Path, supervisor: Supervisor) -> None:
-    supervisor.start(program("engine", lambda: ["engine"], folder / SETTINGS, folder / LOGS, keep=True))
-    wait_ready(supervisor, "engine", f"http://127.0.0.1:{settings.server.engine_port}/status")
-    supervisor.start(program("gateway", lambda: ["serve"], folder / SETTINGS, folder / LOGS, keep=True))
-    wait_ready(supervisor, "gateway", f"http://127.0.0.1:{settings.server.port}/healthz")
+    start_serving(supervisor, settings, folder / SETTINGS, folder / LOGS)
     fleet = ["simulate", "--keys", str(folder / KEYS), "--seed", str(options.seed), "--concurrency", str(sizes.concurrency)]
     supervisor.start(program("developers", lambda: fleet, folder / SETTINGS, folder / LOGS, keep=True))
 

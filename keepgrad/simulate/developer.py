@@ -16,6 +16,8 @@ from typing import Literal
 
 import msgspec
 
+from keepgrad.words import ends_word
+
 End = Literal["accepted", "partial", "typed_through", "rejected", "ignored"]
 Fit = Literal["whole", "start", "near", "wrong"]
 
@@ -149,21 +151,12 @@ def fit_of(text: str, wanted: str) -> tuple[Fit, int]:
     if text.rstrip() == wanted.rstrip():
         return ("whole", len(text)) if text.strip() else ("wrong", 0)
     same = next((at for at, (a, b) in enumerate(zip(text, wanted, strict=False)) if a != b), min(len(text), len(wanted)))
-    if same >= len(text.rstrip()) and text.strip() and _boundary(wanted, len(text.rstrip())):
+    if same >= len(text.rstrip()) and text.strip() and ends_word(wanted, len(text.rstrip())):
         return "start", len(text)
-    while same and not (_boundary(wanted, same) and _boundary(text, same)):
+    while same and not (ends_word(wanted, same) and ends_word(text, same)):
         same -= 1
     usable = same if text[:same].strip() else 0
     return ("near" if usable >= _NEAR * len(text) else "wrong"), usable
-
-
-def _boundary(line: str, at: int) -> bool:
-    """Whether a word does not go on across position `at`."""
-    return not 0 < at < len(line) or not (_word(line[at - 1]) and _word(line[at]))
-
-
-def _word(character: str) -> bool:
-    return character.isalnum() or character == "_"
 
 
 def _chances(text: str, wanted: str, fit: Fit, usable: int, who: Temperament) -> list[tuple[End, float]]:

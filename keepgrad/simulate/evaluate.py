@@ -69,13 +69,14 @@ def compare(
     always, served = _drawable(base), np.array([draft.verdict == "show" for draft in final])
     drafted, count = whole(base), int(served.sum())
     before, after = judge(contexts, drafted, always, seed), judge(contexts, [draft.text for draft in final], served, seed)
-    most = {name: _top([row[-1][verdict.FEATURES.index(name)] for row in _features(base)], always, count) for name in FILTERS}
+    features = _features(base)
+    most = {name: _top([row[-1][verdict.FEATURES.index(name)] for row in features], always, count) for name in FILTERS}
     filters = {name: judge(contexts, drafted, most[name], seed) for name in FILTERS}
     best = max(filters, key=lambda name: metrics.summary(filters[name])["accept_rate"] or 0.0)
     ended = {limit: [text(at, draft, _likely(draft, limit)) for at, draft in enumerate(base)] for limit in UNLIKELY}
     cut_filters = {limit: judge(contexts, texts, most[best], seed) for limit, texts in ended.items()}
     limit = max(cut_filters, key=lambda limit: metrics.summary(cut_filters[limit])["accepted_chars"])
-    chosen = [head.best(row) for row in _features(base)]
+    chosen = [head.best(row) for row in features]
     quiet = _top([worth for _, worth in chosen], always, count)
     silenced = judge(contexts, drafted, quiet, seed)
     cut = [text(at, draft, draft.cuts[chosen[at][0]] if draft.cuts else 0) for at, draft in enumerate(base)]

@@ -49,9 +49,10 @@ def fit_head(parent: Head, samples: Sequence[Sample], spec: Spec, coverage: floa
     shown = [sample for sample in drafted if sample.shown]
     if len(shown) < _FEWEST:
         return parent
-    seen = np.array([sample.features[sample.cuts.index(sample.cut)] for sample in shown])
+    which = [sample.cuts.index(sample.cut) for sample in shown]
+    seen = np.array([sample.features[at] for sample, at in zip(shown, which, strict=True)])
     taken, weight = np.array([sample.taken for sample in shown]), np.array([sample.weight for sample in shown])
-    right = np.array([bool(sample.right) and sample.right[sample.cuts.index(sample.cut)] for sample in shown])
+    right = np.array([bool(sample.right) and sample.right[at] for sample, at in zip(shown, which, strict=True)])
     wrong = np.array([bool(sample.right) for sample in shown]) & ~right
     taste = _logistic(seen[right][:, _SIZES], taken[right], weight[right], np.array(parent.taken or [0.0] * 3), 0.3)
     careless = (_WRONG * _WRONG_WEIGHT + taken[wrong].sum()) / (_WRONG_WEIGHT + wrong.sum())
